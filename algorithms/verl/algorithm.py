@@ -323,7 +323,7 @@ class _OutcomesOnly:
         return 0
 
 
-def outcome(lines: Sequence[Mapping[str, Any]]) -> dict[str, Any]:
+def summary_of(lines: Sequence[Mapping[str, Any]]) -> dict[str, Any]:
     """Summarise a run's metrics: `score_before` and `score_after` (None without a validation), `steps`, `samples`."""
     validated = [line["val_reward"] for line in lines if "val_reward" in line]
     return {

@@ -16,7 +16,7 @@ import pytest
 
 from agl_otel.algorithms import VERL
 from agl_otel.algorithms.run_folder import RunFolder
-from agl_otel.algorithms.verl.algorithm import outcome, written
+from agl_otel.algorithms.verl.algorithm import summary_of, written
 from agl_otel.algorithms.verl.bounds import BOUNDS
 from agl_otel.algorithms.verl.defaults import environment, fixed, with_defaults
 from agl_otel.algorithms.verl.keys import get
@@ -104,8 +104,8 @@ def test_replicas_form_a_pool_with_verls_sampling_parameters() -> None:
 
 def test_the_outcome_has_scores_steps_and_samples() -> None:
     lines = [{"step": 0, "val_reward": 0.25}, {"step": 1, "samples": 9}, {"step": 2, "samples": 7, "val_reward": 0.5}]
-    assert outcome(lines) == {"score_before": 0.25, "score_after": 0.5, "steps": 2, "samples": 16}
-    assert outcome([]) == {"score_before": None, "score_after": None, "steps": 0, "samples": 0}
+    assert summary_of(lines) == {"score_before": 0.25, "score_after": 0.5, "steps": 2, "samples": 16}
+    assert summary_of([]) == {"score_before": None, "score_after": None, "steps": 0, "samples": 0}
 
 
 @pytest.mark.parametrize(
