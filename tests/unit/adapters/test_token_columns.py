@@ -9,6 +9,7 @@ from typing import Any
 import numpy as np
 import pytest
 
+from agl_otel.adapters.masking import MaskRule, masked
 from agl_otel.adapters.records import Reading, Row, rows_of
 from agl_otel.types.columns import CallTexts
 from agl_otel.types.experts import decode, encode
@@ -93,3 +94,9 @@ def test_each_token_has_the_version_that_sampled_it(traces: Any, row: Any, versi
 def test_a_misaligned_call_is_refused_by_its_reason(traces: Any, row: Any) -> None:
     found = rows_of(Reading(), traces.build(row(incomplete="routing_misaligned")))
     assert not found.rows and found.refused == {"routing_misaligned": 1}
+
+
+@pytest.mark.parametrize("form", ["trajectories", "sft"])
+def test_a_rule_that_drops_ids_drops_experts(traces: Any, row: Any, form: str) -> None:
+    (found,) = _rows(traces, [row()], [""], [_experts(0, 4, mark=1)], form=form)
+    assert "routed_experts" in found and "routed_experts" not in masked(found, [MaskRule("drop_ids")])
