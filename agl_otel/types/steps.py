@@ -51,5 +51,8 @@ class TrainingRun(Model):
     """Unix seconds."""
 
     def has_made(self, step: int) -> bool:
-        """Return whether the run made this step, or may still; not so of one whose rollouts waited or ran when it was stopped or failed."""
-        return self.outcome in ("", "finished") or step <= self.last_step
+        """Return whether the run made this step, or may still; not so of one whose rollouts waited or ran when it was stopped or failed.
+
+        A user's algorithm need not record steps: then each counts as made.
+        """
+        return self.outcome in ("", "finished") or not self.steps or step <= self.last_step
