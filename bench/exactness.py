@@ -153,8 +153,10 @@ async def check(stack: Services, rollout_ids: Sequence[str], truth: Truth, resul
 
 
 async def _settled(stack: Services, found: Sequence[AttemptedRollout], result: Result) -> Traces:
-    """Read the rollouts; again while one is incomplete, for at most SETTLE_SECONDS: a call in flight when its attempt ended is missing until
-    it is stored."""
+    """Read the rollouts; again while one is incomplete, for at most SETTLE_SECONDS.
+
+    A call in flight when its attempt ended is missing until it is stored.
+    """
     deadline = time.monotonic() + SETTLE_SECONDS
     while True:
         traces = await stack.reader.traces(found, [rollout.attempt for rollout in found])
