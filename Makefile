@@ -136,7 +136,13 @@ wheel: setup web ## build sdists and wheels into dist/ (dist/pure: for every pla
 	$(UV) build --quiet
 	$(UV) build --quiet --out-dir dist hook
 	$(if $(shell command -v cargo),AGL_BUILD_CORE=off $(UV) build --quiet --wheel --out-dir dist/pure dist/agl_otel-*.tar.gz)
+	$(MAKE) --no-print-directory dist/constraints.txt
 	$(RUN) python -m tests.try_wheels $(UV)
+
+dist/constraints.txt: uv.lock | $(UV) ## (of `make wheel`) the versions that CI tests, for pip's --constraint
+	@mkdir -p dist
+	$(UV) export --quiet --frozen --no-emit-project --no-emit-package agl-otel-hook --no-default-groups --extra kubernetes --extra postgres --extra train --extra lora \
+	  --no-hashes --no-annotate --no-header --output-file $@ >/dev/null
 
 .PHONY: proto test test-all test-long test-lowest compile search chaos chaos-queue proof fuzz fuzz-core fuzz-native matrix lint audit format web wheel
 
@@ -144,7 +150,7 @@ demo: setup ## train an unmodified agent from its own traces (ARGS="--target 2",
 	$(RUN) agl-otel demo $(ARGS)
 
 notebook: setup ## open the demo as a notebook, in JupyterLab (ARGS="--no-browser --port 8889")
-	$(RUN) --with jupyterlab jupyter lab $(if $(filter 0,$(shell id -u)),--allow-root) $(ARGS) examples/first_light/demo.ipynb
+	$(RUN) --with jupyterlab --with ipywidgets jupyter lab $(if $(filter 0,$(shell id -u)),--allow-root) $(ARGS) examples/first_light/demo.ipynb
 
 demo-matrix: setup ## the demo with every target, ten seeds and the control: half an hour
 	$(RUN) python bench/demo_matrix.py $(ARGS)

@@ -111,7 +111,7 @@ def _without_ids(out: dict[str, Any], row: dict[str, Any], rule: MaskRule) -> di
         return out
     written = not messages or any(message.get("role") == "assistant" for message in hits)
     given = not messages or any(message.get("role") != "assistant" for message in hits)
-    out = dict(out)
+    out = {key: value for key, value in out.items() if key != "routed_experts"}  # they tell something of each token
     for ids, mask in (("response_ids", "response_mask"), ("chosen_ids", "chosen_mask"), ("rejected_ids", "rejected_mask")):
         if ids not in row:
             continue

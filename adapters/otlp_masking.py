@@ -200,6 +200,8 @@ class Masker:
                 if given if prompt else written:
                     zeros = [AnyValue(int_value=0)] * len(value.array_value.values)
                     value.CopyFrom(AnyValue(array_value=ArrayValue(values=zeros)))
+            elif key == conventions.LLM_ROUTED_EXPERTS:
+                dropped.add(key)
             elif key == conventions.LLM_RESPONSE_LOGPROBS or key == _LOGPROBS:
                 dropped |= {key} if written else set()
             elif "token_ids" in key:

@@ -24,6 +24,7 @@ from agl_otel.adapters.lengths import LENGTH_REFUSALS, limit_lengths, pick
 from agl_otel.adapters.messages import image_urls, whole_messages
 from agl_otel.adapters.selection import SELECTION_REFUSALS, check_selection, left_out, task_key
 from agl_otel.adapters.texts import conversation_at
+from agl_otel.adapters.token_columns import routed_experts, token_versions
 from agl_otel.adapters.trajectories import ATTEMPT_REFUSALS, CALL_REFUSALS, TrajectoryBatch, taken_attempts, to_trajectories
 from agl_otel.adapters.triplets import whole_triplets
 from agl_otel.errors import AgentError, UsageError
@@ -245,8 +246,8 @@ def _discounted(batch: TrajectoryBatch, discount: float) -> NDArray[np.float32]:
 
 
 def _row(traces: Traces, batch: TrajectoryBatch, place: int) -> Row:
-    last = int(batch.rows[place][-1])
-    conversation = conversation_at(traces.texts, last)
+    rows: list[int] = batch.rows[place].tolist()
+    conversation = conversation_at(traces.texts, rows[-1])
     return {
         "rollout_id": batch.rollout_id[place],
         "attempt_id": batch.attempt_id[place],
@@ -256,7 +257,7 @@ def _row(traces: Traces, batch: TrajectoryBatch, place: int) -> Row:
         "model_version": batch.model_version[place],
         "temperature": _of_calls(traces.calls.temperature, batch.rows[place]),
         "top_p": _of_calls(traces.calls.top_p, batch.rows[place]),
-        "sampling": [traces.calls.contract[row] or None for row in batch.rows[place].tolist()],
+        "sampling": [traces.calls.contract[row] or None for row in rows],
         "verdict": batch.verdict[place],
         "images": image_urls(conversation.prompt),
         "messages": [*conversation.prompt, *conversation.reply[:1]],
@@ -265,7 +266,18 @@ def _row(traces: Traces, batch: TrajectoryBatch, place: int) -> Row:
         "response_ids": shared(batch.response[place].tolist()),
         "response_mask": batch.response_mask[place].tolist(),
         "logprobs": batch.logprobs[place].tolist(),
+        **_of_tokens(traces, batch, place, rows),
     }
+
+
+def _of_tokens(traces: Traces, batch: TrajectoryBatch, place: int, rows: list[int]) -> Row:
+    """Return the columns of tokens that only some engines tell, where they do."""
+    if traces.texts is None:
+        return {}
+    mask = batch.response_mask[place]
+    versions = token_versions(traces.calls, traces.texts, rows, mask)
+    experts = routed_experts(traces.calls, traces.texts, rows, len(batch.prompt[place]), mask)
+    return {name: value for name, value in (("token_versions", versions), ("routed_experts", experts)) if value is not None}
 
 
 def _of_calls(column: NDArray[np.float64] | None, rows: NDArray[Any]) -> list[float | None]:

@@ -18,6 +18,7 @@ REFUSED: Final = {
     "greedy": 'let the agent set no temperature, or one of at least 0.01, or let GRPO replace it: sampling_policy = "enforce_all"',
     "sampling_differs": 'let the agent leave these fields out, or let GRPO replace them: sampling_policy = "enforce" (docs/training.md)',
     "masked_ids": "mask texts (drop_text, hash_text), and ids of those only that nobody trains on",
+    "routing_misaligned": "update the model server, or do not ask it for routed experts",
     "incomplete_reply": "`agl-otel traces show ID` has the reason of each call; raise timeouts, or mend the model server",
     "no_token_ids": "use a model server that returns token ids (vLLM 0.10.2 or newer, SGLang), or a form of messages (--as openai)",
     "empty_response": "nothing, where the model wrote nothing; else look at the call's agentlightning.llm.defect",

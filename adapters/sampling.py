@@ -7,7 +7,7 @@ A policy gradient of tokens that were drawn from another one than the trainer ev
 from __future__ import annotations
 
 from collections import Counter
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any, Final, Literal
 
@@ -61,11 +61,15 @@ class Unlike:
 
 def unlike(calls: CallColumns, assumed: Assumed) -> Unlike:
     """Compare each call's contract with the assumed distribution."""
-    temperature = calls.temperature
+    return unlike_of(calls.temperature, calls.contract, assumed)
+
+
+def unlike_of(temperature: NDArray[np.float64], contracts: Sequence[str], assumed: Assumed) -> Unlike:
+    """Compare calls as `unlike` does, by their temperatures (NaN: unknown) and contracts as JSON (empty: none)."""
     if assumed.others is None:
-        return Unlike(temperature < LEAST_TEMPERATURE, [()] * len(calls))
-    others = {text: _differing(text, assumed) for text in set(calls.contract)}
-    fields = [others[text] for text in calls.contract]
+        return Unlike(temperature < LEAST_TEMPERATURE, [()] * len(contracts))
+    others = {text: _differing(text, assumed) for text in set(contracts)}
+    fields = [others[text] for text in contracts]
     off = np.isnan(temperature) & (not assumed.agent_alone)
     if assumed.temperatures == "run":
         off |= np.abs(temperature - assumed.temperature) > TOLERANCE

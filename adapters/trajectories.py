@@ -46,6 +46,7 @@ CALL_REFUSALS: Final = {
     "greedy": "sampled at a temperature below 0.01, so that its tokens have no gradient",
     "sampling_differs": "sampled from another distribution than the trainer evaluates",
     "masked_ids": "a masking rule took token ids out before they were stored: of the call, or of one that its prompt goes on from",
+    "routing_misaligned": "its experts or weights versions are of other tokens than those of its reply",
     "incomplete_reply": "the reply was cut off, the call failed, or the agent's SDK repeated it and used the later reply",
     "no_token_ids": "no prompt token ids",
     "empty_response": "no response token ids",
@@ -207,6 +208,7 @@ def _fit_calls(calls: CallColumns, attempt: NDArray[np.int64], agent_match: str 
     response, logprobs = calls.response.lengths, calls.logprobs.lengths
     wrong = {
         "masked_ids": np.array([why == conventions.LLM_MASKED for why in calls.incomplete], dtype=np.bool_),
+        "routing_misaligned": np.array([why == conventions.LLM_MISALIGNED for why in calls.incomplete], dtype=np.bool_),
         "incomplete_reply": np.array([bool(why) for why in calls.incomplete], dtype=np.bool_),
         "no_token_ids": (calls.prompt.lengths == 0) & (calls.prefix_call == 0),
         "empty_response": response == 0,

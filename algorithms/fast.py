@@ -148,6 +148,7 @@ class Baseline(FastAlgorithm):
                 resources_id=published.resources_id if published is not None else None,
                 config=config,
                 rollout_id=f"ro-{run.run_id}-{epoch:04d}-{place:06d}" if run is not None else None,
+                metadata={"run": run.run_id, "step": epoch} if run is not None else None,
             )
             for place, (task, mode) in enumerate(work)
         ]

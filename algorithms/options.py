@@ -114,18 +114,21 @@ def arguments_of(create: Callable[..., Any], *, hidden: Collection[str] = ()) ->
 # --- messages
 
 
-def problems(errors: Collection[Any], model: type[BaseModel], table: str = "") -> list[str]:
-    """Return one line for each wrong option: its name, value, bound, the reason, and the remedy. `table`: written before each name."""
+def problems(errors: Collection[Any], model: type[BaseModel], table: str = "", page: str = "") -> list[str]:
+    """Return one line for each wrong option: its name, value, bound, the reason, and the remedy.
+
+    `table` is written before each name; `page`, of the docs, has all names.
+    """
     before, lines = f"[{table}] " if table else "", dict[str, str]()
     for error in errors:
         name = ".".join(str(part) for part in error["loc"][:1])
-        lines.setdefault(name or error["msg"], before + _line(error, name, model.model_fields))
+        lines.setdefault(name or error["msg"], before + _line(error, name, model.model_fields, page))
     return list(lines.values())
 
 
-def _line(error: Mapping[str, Any], name: str, fields: Mapping[str, FieldInfo]) -> str:
+def _line(error: Mapping[str, Any], name: str, fields: Mapping[str, FieldInfo], page: str) -> str:
     if error["type"] == "extra_forbidden":
-        return f"unknown key {name}: {nearest(name, fields)}"
+        return f"unknown key {name}: {nearest(name, fields, page)}"
     if not name:
         return _own_words(error)
     field = fields.get(name)
@@ -165,10 +168,10 @@ def _remedy(field: FieldInfo | None) -> str:
     return "give such a value, or leave it out" + (f" for {shown(default)}" if short else "")
 
 
-def nearest(name: str, names: Collection[str]) -> str:
-    """Return which of the names was probably meant; all of them where none is close."""
+def nearest(name: str, names: Collection[str], page: str) -> str:
+    """Return which of the names was probably meant, if one is close, and the page of the docs that has all of them."""
     close = difflib.get_close_matches(name, names, 1)
-    return f"did you mean {close[0]}?" if close else f"leave it out; the keys are {', '.join(names)}"
+    return (f"did you mean {close[0]}?" if close else "leave it out") + f" ({page} has all keys)"
 
 
 def rule_of(part: Any) -> tuple[str, str]:

@@ -1,4 +1,4 @@
-"""Record the steps of a run in the store, as spans linked to their attempts, and in metric sinks; validations in the sinks alone.
+"""Record the steps of a run and its outcome in the store, and the steps in metric sinks, too; validations in the sinks alone.
 
 Steps that the store did not accept are sent again with the next one, and those of a killed run when it resumes. The store keeps each
 step once, in the version that was sent last.
@@ -19,6 +19,7 @@ from types import TracebackType
 from typing import Any, Final, Protocol
 
 from agl_otel.algorithms.metric_sinks import MetricSink, Sinks, sinks_of
+from agl_otel.algorithms.outcome import OutcomeStore, outcome_recorded
 from agl_otel.algorithms.run_folder import OTHER_CODE, RunFolder, forced_in, new_run_id, other_code
 from agl_otel.algorithms.validation import figures_of, validations
 from agl_otel.errors import AglError
@@ -30,7 +31,7 @@ _NO_METRICS = frozenset({"step", "weights_version", "next_version", "started_at"
 """Fields of a report that TrainingStep has as its own fields, or that are too long."""
 
 
-class StepStore(Protocol):
+class StepStore(OutcomeStore, Protocol):
     """The part of `agl_otel.store.Store` that a run log uses."""
 
     async def record_figures(self, figures: Mapping[str, float], *, algorithm: str) -> None:
@@ -43,7 +44,7 @@ class StepStore(Protocol):
 
 
 class RunLog:
-    """Records the steps of one run in `store` and `sinks`. Use `async with`, then `begin`.
+    """Records the steps of one run in `store` and `sinks`, and in `store` how the block ended. Use `async with`, then `begin`.
 
     Their errors do not end the run, nor does a sink's `step` or `close` that takes longer than `sink_seconds` hold it.
     """
@@ -69,22 +70,25 @@ class RunLog:
         self._ends: dict[int, float] = {0: time.time()}
         """{step: when it ended, in Unix seconds} of the steps so far, 0 for the start."""
         self._forced: list[dict[str, Any]] = []
+        self._outcome = outcome_recorded(store, run_id, algorithm)
         self._steps = 0
         self._shown: set[int] = set()
         """Steps whose validations the sinks have."""
 
     async def __aenter__(self) -> RunLog:
         self._forced = forced_in(self._folder)
+        await self._outcome.__aenter__()
         return self
 
     async def __aexit__(self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None) -> None:
         try:
             await asyncio.gather(*(self._call(thread, thread.sink.close) for thread in self._threads))
+            if error is None:
+                await self._end()
         finally:
             for thread in self._threads:
                 thread.end()
-        if error is None:
-            await self._end()
+            await self._outcome.__aexit__(kind, error, trace)
 
     async def begin(self, done: Sequence[TrainingStep]) -> None:
         """Start the sinks, with the steps that the run had done when it was stopped, and their validations in the run's folder.

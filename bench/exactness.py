@@ -45,6 +45,7 @@ from bench.otlp import request_of
 ACCEPTED_BAR: Final = 0.99
 AT_ONCE: Final = 16
 ROLLOUTS_PER_BATCH: Final = 200
+SETTLE_SECONDS: Final = 30.0
 FAULTY_ATTEMPTS: Final = 0.2
 FAULTS: Final = 0.3  # share of the calls in such an attempt
 _CALLS: Final = f"""
@@ -71,6 +72,8 @@ class Result:
     breaks: Counter[str] = field(default_factory=Counter[str])
     bridges: Counter[str] = field(default_factory=Counter[str])
     """Calls that were bridged, and why others were not."""
+    read_again: int = 0
+    """Reads of batches in which an attempt was not complete yet."""
     wrong: list[str] = field(default_factory=list[str])
     """Differences from the record, and calls that are not counted."""
 
@@ -136,7 +139,7 @@ _IDS: Final = (conventions.ROLLOUT_ID, conventions.ATTEMPT_ID)
 async def check(stack: Services, rollout_ids: Sequence[str], truth: Truth, result: Result) -> None:
     """Read and adapt the rollouts, and compare every trajectory with the sampled calls."""
     found = [r for r in await stack.queue.query_rollouts(rollout_id_in=list(rollout_ids)) if isinstance(r, AttemptedRollout)]
-    traces = await stack.reader.traces(found, [rollout.attempt for rollout in found])
+    traces = await _settled(stack, found, result)
     batch = to_trajectories(traces)
     rows = await stack.reader.query(_CALLS, params={"rollouts": list(rollout_ids)})
     result.bridges += Counter(_bridge(row["Bridge"]) for row in rows if row["Bridge"])
@@ -147,6 +150,22 @@ async def check(stack: Services, rollout_ids: Sequence[str], truth: Truth, resul
         accepted.update(names)
         result.wrong += [f"{batch.rollout_id[place]}: {what}" for what in differences(batch, place, [truth.sampled[n] for n in names])]
     _count(result, traces, batch, {name: truth.sampled.pop(name, None) for name in named.values() if name[0]}, accepted)
+
+
+async def _settled(stack: Services, found: Sequence[AttemptedRollout], result: Result) -> Traces:
+    """Read the rollouts; again while one is incomplete, for at most SETTLE_SECONDS.
+
+    A call in flight when its attempt ended is missing until it is stored.
+    """
+    deadline = time.monotonic() + SETTLE_SECONDS
+    while True:
+        traces = await stack.reader.traces(found, [rollout.attempt for rollout in found])
+        lacking = [verdict for verdict in traces.verdicts.values() if verdict.kind != "complete"]
+        if not lacking or time.monotonic() > deadline:
+            result.wrong += [f"{verdict.rollout_id} is {verdict.kind}: {verdict.reasons}" for verdict in lacking]
+            return traces
+        result.read_again += 1
+        await asyncio.sleep(1.0)
 
 
 def _bridge(recorded: str) -> str:
@@ -240,7 +259,7 @@ def main() -> int:
     share = result.whole_accepted / max(1, result.whole)
     head = {"bench": "exactness", "metric": "whole calls accepted, all of them exact", "unit": "share", "against": "the bar"}
     figures = {"value": round(share, 6), "baseline": ACCEPTED_BAR, "ratio": round(share / ACCEPTED_BAR, 4), "wrong": len(result.wrong)}
-    counts = {name: getattr(result, name) for name in ("calls", "sampled", "accepted", "whole", "trained_tokens")}
+    counts = {name: getattr(result, name) for name in ("calls", "sampled", "accepted", "whole", "trained_tokens", "read_again")}
     seconds = round(time.perf_counter() - started, 1)
     why = {name: dict(getattr(result, name)) for name in ("refused", "breaks", "bridges")} | {"examples": result.wrong[:10]}
     print(json.dumps({**head, **figures, **counts, **why, "seed": given.seed, "seconds": seconds}), flush=True)

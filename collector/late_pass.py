@@ -89,6 +89,8 @@ class LatePass:
                 await self._each("late_log_traces", part, self.copy_logs)
             if not since_ms:
                 await self.command("late_refill", {"shards": part["shards"], "shard": part["shard"]})
+        if logs:
+            await self._each("late_evaluations", {"since": since_ms, "limit": ROWS}, self._copy_evaluations)
         return spans
 
     async def _unidentified(self, table: str) -> bool:
@@ -110,7 +112,7 @@ class LatePass:
             await copy(traces)
 
     async def traces(self, name: str, part: Mapping[str, int]) -> AsyncIterator[list[str]]:
-        """Yield pages of the trace ids that the named query lists."""
+        """Yield pages of the trace ids, or responses, that the named query lists."""
         after = ""
         while found := [str(row[0]) for row in await self.rows(named_query(name), {**part, **names_in(name), "after": after})]:
             yield found
@@ -161,6 +163,19 @@ class LatePass:
         after = await self.rows(counting, {"traces": list(traces)})
         self.counts["logs"] += int(after[0][0]) - int(before[0][0])
 
+    async def _copy_evaluations(self, responses: Sequence[str]) -> None:
+        """Copy evaluations of no trace to the attempts that have these responses; those of calls that come later wait for a whole pass."""
+        found = await self.rows(named_query("late_responses"), {"responses": list(responses), **names_in("late_responses")})
+        if not found:
+            return
+        named, rollouts, attempts = (list(column) for column in zip(*found, strict=True))
+        counting = "SELECT count() FROM otel.otel_logs WHERE RolloutId IN {rollouts:Array(String)} AND TraceId = ''"
+        before = await self.rows(counting, {"rollouts": rollouts})
+        given = {"responses": named, "rollouts": rollouts, "attempts": attempts}
+        await self.command("late_evaluation_copy", {**given, **names_in("late_evaluation_copy")})
+        after = await self.rows(counting, {"rollouts": rollouts})
+        self.counts["logs"] += int(after[0][0]) - int(before[0][0])
+
     async def rows(self, sql: str, params: Mapping[str, object]) -> list[list[Any]]:
         """Run a query and return its rows."""
         texts = {name: parameter(value) for name, value in params.items()}
@@ -183,6 +198,8 @@ _NAMES: Final = {
     "invalid": conventions.INVALID,
     "adopted": ADOPTED,
     "conversation": CONVERSATION,
+    "response": conventions.RESPONSE_ID,
+    "reward_response": conventions.reward_response_key(0),
     "train": f"{conventions.TRAIN}.",
 }
 

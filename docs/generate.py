@@ -16,7 +16,9 @@ from types import ModuleType
 import click
 
 from agl_otel.algorithms import options
+from agl_otel.algorithms.fast import Baseline
 from agl_otel.algorithms.grpo import options as grpo
+from agl_otel.algorithms.prompts import APO, GEPA, PromptSearch, RandomSearch
 from agl_otel.algorithms.sft import options as sft
 from agl_otel.cli import cli
 from agl_otel.jobs import job
@@ -47,7 +49,8 @@ def cli_page() -> str:
         NOTE,
         "# The command line",
         "",
-        "Exit codes: 0 success; 1 the command failed; 2 wrong usage; 3 `doctor` found something missing; 130 interrupted.",
+        "Exit codes: 0 success; 1 the command failed; 2 wrong usage; 3 `doctor` found what prevents training (✗); 130 interrupted.",
+        "`run` exits with 0 if the agent's command ended well, and with 1 if it failed; a ✗ of its closing check does not change that.",
         "SIGTERM, which a service manager sends, ends `up` and `store` with 0.",
         "",
     ]
@@ -170,7 +173,8 @@ def grpo_options_page() -> str:
         NOTE,
         "# GRPO's options",
         "",
-        "In Python in their groups (`GRPO(updates=Updates(learning_rate=1e-4))`), in a job file without them.",
+        "In Python in their groups (`GRPO(updates=Updates(learning_rate=1e-4))`), in a job file without them. `metrics` has no group",
+        "([training.md](training.md#metrics)).",
     ]
     for name, group in classes_of(grpo).items():
         if vars(grpo)[name] in grpo.OPTION_GROUPS.values():
@@ -203,6 +207,12 @@ def _default(module: ModuleType, value: ast.expr) -> str:
     return repr(vars(module)[value.id]) if isinstance(value, ast.Name) else ast.unparse(value)
 
 
+ALGORITHMS_OF_JOBS = {
+    "apo": (PromptSearch, APO),
+    "gepa": (PromptSearch, GEPA),
+    "random_search": (PromptSearch, RandomSearch),
+    "baseline": (Baseline,),
+}
 JOB_TABLES = (("AgentSpec", "agent"), ("DataSpec", "data"), ("PolicySpec", "policy"), ("EditorSpec", "editor"))
 
 
@@ -214,13 +224,40 @@ def job_page() -> str:
         "# The keys of a job file",
         "",
         "Of `[algorithm]` they are the options of the algorithm: [grpo-options.md](grpo-options.md), [sft-options.md](sft-options.md),",
-        "[verl.md](verl.md). `[resources]` has the initial prompts of a search ([first-algorithm.md](first-algorithm.md)), by name.",
+        "[verl.md](verl.md); those of the searches for prompts and of the baseline are below. `[resources]` has the initial prompts of a",
+        "search ([first-algorithm.md](first-algorithm.md)), by name.",
     ]
     for name, table in JOB_TABLES:
         about = " ".join((ast.get_docstring(classes[name]) or "").split()).removeprefix(f"[{table}]: ")
         fields = option_rows(job, classes[name], hidden=("model_config",), required=True)
         parts += ["", f"## `[{table}]`", "", about[:1].upper() + about[1:], "", *fields]
+    for algorithm, kinds in ALGORITHMS_OF_JOBS.items():
+        parts += ["", f'## `[algorithm]` with `name = "{algorithm}"`', "", *argument_rows(algorithm, kinds)]
     return "\n".join(parts) + "\n"
+
+
+def argument_rows(algorithm: str, kinds: tuple[type, ...]) -> list[str]:
+    """A table of an algorithm's options in a job file, with their meanings from `Args:` of its classes' docstrings."""
+    meanings: dict[str, str] = {}
+    for kind in kinds:
+        arguments = inspect.getdoc(kind).partition("Args:\n")[2].partition("\n\n")[0]
+        for names, meaning in re.findall(r"^    (\w[\w, ]*): (.*(?:\n     .*)*)", arguments, re.MULTILINE):
+            meanings |= dict.fromkeys(names.split(", "), meaning)
+    rows = ["| option | default | must be | meaning |", "|---|---|---|---|"]
+    for name, field in job.options_model(algorithm).model_fields.items():
+        if name != "name":
+            default = "required" if field.is_required() else f"`{_shown_default(field.default)}`"
+            rows.append(
+                f"| `{name}` | {default} | {options.rule_of(field)[0]} | {_cell(meanings[name][:1].upper() + meanings[name][1:])} |"
+            )
+    return rows
+
+
+def _shown_default(value: object) -> str:
+    """A default; of files in this package their names."""
+    if isinstance(value, Path):
+        return repr(value.name)
+    return f"[{', '.join(map(_shown_default, value))}]" if isinstance(value, tuple) else repr(value)
 
 
 def sft_options_page() -> str:

@@ -280,6 +280,7 @@ def _lines(report: dict[str, Any]) -> list[str]:
             f"{counted(report['rollouts'], 'rollout')}"
             f"{_others(report)}",
             *(f"  {why}: {REASONS[why]}. Remedy: {REFUSED[why]}" for why in sorted(report["refused"]) if why in REASONS),
+            *_in_training(report["in_training"]),
             *(
                 "left out: "
                 + (
@@ -315,13 +316,29 @@ def _lines(report: dict[str, Any]) -> list[str]:
 def _others(report: dict[str, Any]) -> str:
     """Say, as the end of a sentence about the rollouts in rows, what was refused, and why other rollouts are in none."""
     refused = ", ".join(f"{count} {why}" for why, count in sorted(report["refused"].items()))
-    said = f"; of their attempts and model calls were refused: {refused}" if refused else "; nothing was refused"
+    said = f"; of their attempts and model calls were refused: {refused}" if refused else "; the export refused nothing"
     if report["rollouts"] == report["rollouts_used"] or (refused and report["form"] not in PAIR_FORMS):
         return said
     others = "the adapter made none of their spans"
     if report["form"] in PAIR_FORMS:
         others = "a pair has the best and the worst attempt at a task, and leaves out those between"
     return f"{said}; the others are in no row: {others}"
+
+
+def _in_training(found: dict[str, Any]) -> list[str]:
+    """Say what GRPO would refuse of the rows, which an export leaves in; nothing where it would take all."""
+    if not found["refused"]:
+        return []
+    counts = ", ".join(f"{count} {why}" for why, count in sorted(found["refused"].items()))
+    rows = f"{counted(found['rows_without_calls'], 'row')}, and a part of {found['rows_with_fewer_calls']} more"
+    fields = ", ".join(f"{name} {count}" for name, count in sorted(found["differing"].items()))
+    return [
+        f"in training GRPO would refuse {rows}; of their model calls: {counts}",
+        *(
+            f"  {why}: {REASONS[why]}{f', by {fields}' if why == 'sampling_differs' else ''}. Remedy: {REFUSED[why]}"
+            for why in sorted(found["refused"])
+        ),
+    ]
 
 
 def _most_refused(tasks: dict[str, dict[str, float]]) -> list[tuple[str, dict[str, float]]]:

@@ -33,6 +33,7 @@ HIDDEN_SPANS: Final = frozenset({conventions.SPAN_SEAL})
 RESPONSE_ID: Final = "gen_ai.response.id"
 HTTP_METHODS: Final = frozenset({"GET", "POST", "HTTP"})
 """First words of the names of HTTP clients' spans, by OpenTelemetry's conventions; a model is called by POST."""
+CACHED: Final = "gen_ai.usage.cache_read.input_tokens"
 PROMPT_TOKENS: Final = "prompt tokens"
 """Display-only attribute of a call: number of tokens of its whole prompt."""
 CHOICES: Final = "choices"
@@ -250,7 +251,8 @@ def _highlights(span: Span, sampling: Mapping[str, Any]) -> list[tuple[str, str]
         responses: Sequence[int] = attributes.get(CHOICES) or [len(attributes[conventions.LLM_RESPONSE_TOKEN_IDS])]
         several = f" in {len(responses)} choices" if len(responses) > 1 else ""
         length, weights = attributes.get(PROMPT_TOKENS, "?"), attributes.get(conventions.LLM_MODEL_VERSION, "?")
-        parts.append(("magenta", f"{length} + {sum(responses)} tokens{several}, weights {weights}"))
+        cached = f" ({held} cached)" if isinstance(held := attributes.get(CACHED), int) and held else ""
+        parts.append(("magenta", plain(f"{length}{cached} + {sum(responses)} tokens{several}, weights {weights}")))
     if notes := sampling_notes(attributes, sampling):
         parts.append(("yellow", plain("; ".join(notes))))
     prompt, reply, _ = written(span)

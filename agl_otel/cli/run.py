@@ -46,9 +46,11 @@ def run(
 
     COMMAND runs unmodified; its Python processes load the hook where they have OpenTelemetry's SDK. Its model calls go through the
     proxy to OPENAI_BASE_URL, else to the models of the running stack, else to OpenAI, with OPENAI_API_KEY. No other runner claims it,
-    and no other rollout uses its model. Everything is stored in --data-dir. Exits with 1 if the command failed. Ctrl-C ends the command
-    and cancels its rollout; if `run` itself is killed, the rollout fails after 60 seconds of silence, or when the data directory is
-    next opened after that.
+    and no other rollout uses its model. Everything is stored in --data-dir. Ctrl-C ends the command and cancels its rollout; if `run`
+    itself is killed, the rollout fails after 60 seconds of silence, or when the data directory is next opened after that.
+
+    What prevents training is marked ✗ below the tree, on standard error. The exit code is of COMMAND alone: 0 if it ended well, also
+    beside a ✗, and 1 if it failed. `agl-otel doctor -- COMMAND` exits with 3 for a ✗.
     """
     setup_logging()
     settings = settings_for(data_dir, store)
@@ -61,7 +63,12 @@ def run(
             if not as_json and await opened.reader.printed(once.rollout.rollout_id):
                 where = ["--data-dir", str(data_dir)] if data_dir is not None else ["--store", store] if store else []
                 click.echo(f"what it printed: `{shlex.join([own_command(), 'rollouts', 'show', once.rollout.rollout_id, *where])}`")
-            print_findings(open_console(stderr=True, highlight=False), [*seen, *wrong_in(once)])
+            found = [*seen, *wrong_in(once)]
+            print_findings(open_console(stderr=True, highlight=False), found)
+            if once.rollout.status == "succeeded" and any(finding.state == "wrong" for finding in found):
+                click.echo(
+                    "the command ended well, so `run` exits with 0; what ✗ marks prevents training, and `doctor` exits with 3", err=True
+                )
             if once.rollout.status != "succeeded":
                 raise AgentError(f"rollout {once.rollout.rollout_id} {once.rollout.status}: {once.rollout.attempt.error}")
 

@@ -62,8 +62,9 @@ class RunReport:
 
     @property
     def start_time(self) -> float:
-        """Unix seconds at which its first rollout or step started."""
-        return min([*([self.run.start_time] if self.run else []), *(step.start_time for step in self.steps)])
+        """Unix seconds at which its first rollout or step started; of a run that ended before either, at which it began."""
+        started = [*([self.run.start_time] if self.run else []), *(step.start_time for step in self.steps)]
+        return min(started, default=self.training.start_time if self.training else 0.0)
 
     @property
     def seconds(self) -> float:
@@ -72,18 +73,19 @@ class RunReport:
         return max(0.0, max(ends, default=self.start_time) - self.start_time)
 
     def series(self) -> dict[str, dict[int, float]]:
-        """Return {metric: {step: value}}: REWARDS, tokens, and the metrics that the algorithm recorded for its steps."""
+        """Return {metric: {step: value}} of the steps that were made: REWARDS, tokens, and the metrics that the algorithm recorded."""
         found: dict[str, dict[int, float]] = {name: {} for name in REWARDS}
-        modes = {point.mode for point in self.curve.points} - {"val"}
+        made = [point for point in self.curve.points if point.made]
+        modes = {point.mode for point in made} - {"val"}
         rewarded = modes - {"test"} or modes
         for name, of_modes in zip(REWARDS, (rewarded, {"val"}), strict=True):
             of_step: dict[int, list[CurvePoint]] = {}
-            for point in self.curve.points:
+            for point in made:
                 if point.mode in of_modes and (point.ended if point.mode == "val" else point.rewarded):
                     of_step.setdefault(point.step, []).append(point)
             for step, points in of_step.items():
                 found[name][step] = Score.joined(point.score for point in points).mean
-        for point in self.curve.points:
+        for point in made:
             tokens = found.setdefault("tokens", {})
             tokens[point.step] = tokens.get(point.step, 0) + point.prompt_tokens + point.response_tokens
         for step in self.steps:

@@ -204,7 +204,8 @@ async def read_run(store: Store, run: str) -> RunReport:
         store.queue.query_run_members(run_id),
         store.training_runs(run_id=run_id),
     )
-    if not known and not steps:
+    training = next((each for each in trained if each.run_id == run_id), None)
+    if not known and training is None:
         raise NotFoundError(f"there is no run {run_id!r}: `agl-otel runs ls` lists the runs")
     curve, verdicts, alarms = Curve("step", []), Counter[str](), 0
     if members.rollout_ids:
@@ -217,8 +218,8 @@ async def read_run(store: Store, run: str) -> RunReport:
         verdicts = Counter(each.verdict.kind for each in found)
         alarms = sum(each.verdict.alarm for each in found)
     return RunReport(
-        run_id, known[0] if known else None, steps, curve, dict(verdicts), alarms, configuration_of(run), validations(Path(run)),
-        result_if_any(Path(run)), trained[0] if trained else None, forced_of(run),
+        run_id, known[0] if known else None, steps, curve.of_training(training), dict(verdicts), alarms, configuration_of(run),
+        validations(Path(run)), result_if_any(Path(run)), training, forced_of(run),
     )  # fmt: skip
 
 
@@ -301,4 +302,5 @@ def _by_step(reports: Sequence[RunReport], names: Sequence[str], points: int, *,
     if len(steps) < len(every):
         title += f", {len(steps)} of {len(every)} (--points {len(every)} shows all)"
     rows = [(step, *(None if (value := each.get(step)) is None else f"{value:.6g}" for each in series)) for step in steps]
-    return table_of(title, ("step", *headings), rows)
+    parts = all(report.curve.by == "order" for report in reports) and not any(report.steps for report in reports)
+    return table_of(title, ("part" if parts else "step", *headings), rows)

@@ -112,7 +112,7 @@ async def _sampling_parameters(store: Store, rollout: Rollout) -> Mapping[str, A
 def sql(query: str, data_dir: Path | None, store: str | None, as_json: bool) -> None:
     """Run a read-only ClickHouse QUERY, e.g. "SELECT SpanName, uniqExact(TraceId, SpanId) FROM otel_traces GROUP BY 1".
 
-    A span that got its ids after it was stored has two rows: see docs/traces.md.
+    docs/traces.md has a query of rewards by day. A span that got its ids after it was stored has two rows: see there, too.
     """
     settings = settings_for(data_dir, store)
     setup_logging()

@@ -238,7 +238,7 @@ async def _tune(job: Job, settings: Settings, folder: Path, console: Console, fo
 
 
 async def _on_verl(job: Job, settings: Settings, folder: Path, console: Console, force: bool) -> dict[str, Any]:
-    from agl_otel.algorithms.verl.algorithm import outcome
+    from agl_otel.algorithms.verl.algorithm import summary_of
     from agl_otel.algorithms.verl.figures import ShownStep, is_step, validation_of
     from agl_otel.jobs.verl import VerlRun
 
@@ -257,7 +257,7 @@ async def _on_verl(job: Job, settings: Settings, folder: Path, console: Console,
     ):
         with LiveSteps(console) as live:
             algorithm = await run.fit(train_tasks, val_tasks, on_step=show)
-    return {**outcome(algorithm.metrics), **_kept(folder, console)}
+    return {**summary_of(algorithm.metrics), **_kept(folder, console)}
 
 
 async def _fit(job: Job, settings: Settings, folder: Path, console: Console, force: bool) -> dict[str, Any]:

@@ -6,11 +6,13 @@ import asyncio
 import logging
 import warnings
 from collections.abc import Sequence
+from contextlib import nullcontext
 from pathlib import Path
 from typing import Any, Final
 
 from agl_otel.adapters import TraceAdapter, TracerTraceToTriplet
 from agl_otel.algorithms import Algorithm, Baseline, FastAlgorithm
+from agl_otel.algorithms.outcome import outcome_recorded
 from agl_otel.algorithms.run_folder import NEW_RUN, RUN_DIR, folder_of, name_of, run_folder_for, run_id_of
 from agl_otel.compat.execution import ClientServerExecutionStrategy, ExecutionEvent, ExecutionStrategy
 from agl_otel.compat.litagent import LitAgent, as_agent
@@ -194,10 +196,12 @@ class Trainer:
             self.llm_proxy.set_store(store)
             algorithm.set_llm_proxy(self.llm_proxy)
         with run_folder_for(algorithm, self.run_dir, train=train, val=val, resources=self.initial_resources):
-            if algorithm.is_async():
-                await algorithm.run(train, val)  # pyright: ignore[reportGeneralTypeIssues]  # is_async() was true
-            else:
-                await call(algorithm.run, train, val)
+            run = algorithm.get_run_folder()
+            async with outcome_recorded(store, run.run_id, name_of(algorithm)) if run is not None else nullcontext():
+                if algorithm.is_async():
+                    await algorithm.run(train, val)  # pyright: ignore[reportGeneralTypeIssues]  # is_async() was true
+                else:
+                    await call(algorithm.run, train, val)
 
     async def _run_runner(self, agent: LitAgent[Any], store: LightningStore, worker_id: int, event: ExecutionEvent) -> None:
         runner = self._runner()

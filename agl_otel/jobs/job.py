@@ -35,6 +35,13 @@ OPTIONS_OF: Final = {
 }
 """{algorithm: the module that runs it, whose `options_model(name)` is the model of its options}."""
 
+KEYS_PAGE: Final = "docs/job-options.md"
+
+
+def page_of(algorithm: object) -> str:
+    """Return the page of the docs that has all options of this algorithm."""
+    return {"grpo": "docs/grpo-options.md", "sft": "docs/sft-options.md", "verl": "docs/verl.md"}.get(str(algorithm), KEYS_PAGE)
+
 
 class _Strict(BaseModel):
     model_config = STRICT
@@ -206,7 +213,7 @@ class Job(_Strict):
         if _is_custom(options.get("name")):
             return options  # checked against its arguments when it is loaded
         name = _Named.model_validate(options).name
-        return {"name": name, **_model_of_options(name).model_validate(options).model_dump(exclude={"name"}, exclude_unset=True)}
+        return {"name": name, **options_model(name).model_validate(options).model_dump(exclude={"name"}, exclude_unset=True)}
 
     @field_validator("resources", mode="before")
     @classmethod
@@ -366,7 +373,8 @@ def _is_custom(name: object) -> bool:
     return isinstance(name, str) and ":" in name
 
 
-def _model_of_options(name: str) -> type[BaseModel]:
+def options_model(name: str) -> type[BaseModel]:
+    """Return the model of [algorithm] of a built-in algorithm."""
     return import_module(OPTIONS_OF[name]).options_model(name)
 
 
@@ -377,7 +385,7 @@ def _problems(errors: Sequence[Any], content: Mapping[str, Any]) -> list[str]:
         of_table = [error for error in errors if error["loc"][0] == table]
         inside = [{**error, "loc": error["loc"][1:]} for error in of_table]
         if of_table[0]["type"] == "extra_forbidden" and len(of_table[0]["loc"]) == 1:
-            lines.append(f"unknown table [{table}]: {nearest(table, _TABLES)}")
+            lines.append(f"unknown table [{table}]: {nearest(table, _TABLES, KEYS_PAGE)}")
         elif of_table[0]["type"] == "missing" and len(of_table[0]["loc"]) == 1:
             lines.append(f"the table [{table}] is missing: it must be given")
         elif not isinstance(content.get(table, {}), dict):
@@ -385,7 +393,8 @@ def _problems(errors: Sequence[Any], content: Mapping[str, Any]) -> list[str]:
         elif table == "resources":
             lines += [f"[resources] {'.'.join(map(str, each['loc']))}: {_of_resource(each)}" for each in inside]
         else:
-            lines += problems(inside, _model_of_table(table, content), table)
+            name = content.get(table, {}).get("name", "grpo") if table == "algorithm" else None
+            lines += problems(inside, _model_of_table(table, content), table, page_of(name))
     return lines
 
 
@@ -402,7 +411,7 @@ def _model_of_table(table: str, content: Mapping[str, Any]) -> type[BaseModel]:
     if table != "algorithm":
         return {"agent": AgentSpec, "data": DataSpec, "policy": PolicySpec, "editor": EditorSpec}[table]
     name = content.get(table, {}).get("name", "grpo")
-    return _model_of_options(name) if isinstance(name, str) and name in OPTIONS_OF else _Named
+    return options_model(name) if isinstance(name, str) and name in OPTIONS_OF else _Named
 
 
 def _of_resource(error: Mapping[str, Any]) -> str:

@@ -19,6 +19,7 @@ from typing import Any, Final, Self, TypeVar
 
 from pydantic import SecretStr
 
+from agl_otel.algorithms.outcome import outcome_recorded
 from agl_otel.algorithms.report import final_rewards
 from agl_otel.algorithms.run_folder import NEW_RUN, SOURCES, Sources, run_id_of
 from agl_otel.algorithms.utils import check_disk, failure_summary, failures_in, is_retryable, sampling_seed, summarise
@@ -35,8 +36,6 @@ from agl_otel_hook import conventions
 _log: Final = logging.getLogger(__name__)
 NOTICE_SECONDS: Final = 5.0  # within which the end of a process is detected, on a busy machine
 RUNNER_STOP_SECONDS: Final = 10.0
-OUTCOME_SECONDS: Final = 5.0  # for recording how a run ended: the stack may have ended first
-OUTCOME_CHARACTERS: Final = 2000
 T = TypeVar("T")
 
 
@@ -116,9 +115,9 @@ class JobRun:
             self._exit.push_async_callback(self.store.close)
             await self._start()
             await self.store.open()
-            await self._note("")
-        except BaseException:
-            await self._close()
+            await self._exit.enter_async_context(outcome_recorded(self.store, self.run_id, self._algorithm))
+        except BaseException as error:
+            await self.__aexit__(type(error), error, error.__traceback__)
             raise
         return self
 
@@ -126,31 +125,11 @@ class JobRun:
         """Start what the run needs besides runners."""
 
     async def __aexit__(self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None) -> None:
-        if error is None:
-            outcome = "finished"
-        elif isinstance(error, asyncio.CancelledError | KeyboardInterrupt):
-            outcome = "interrupted"
-        else:
-            outcome = f"error: {error}" if isinstance(error, AglError) else f"error: {type(error).__name__}: {error}"
-        try:
-            await self._note(outcome)
-        finally:
-            await self._close()
-
-    async def _note(self, outcome: str) -> None:
-        """Record the run's outcome in the store; a store that takes none, as where the stack has ended, is no error."""
-        try:
-            async with asyncio.timeout(OUTCOME_SECONDS):
-                await self.store.record_outcome(self.run_id, outcome[:OUTCOME_CHARACTERS], algorithm=self._algorithm)
-        except (AglError, TimeoutError) as error:
-            _log.warning("that run %s is %s could not be recorded: %s", self.run_id, outcome.partition(":")[0] or "begun", error)
-
-    async def _close(self) -> None:
         if self.failed.done():
             self.failed.exception()
         else:
             self.failed.cancel()
-        await self._exit.aclose()
+        await self._exit.__aexit__(kind, error, trace)
 
     def _on_stack_failed(self, stack: asyncio.Future[None]) -> None:
         if not stack.cancelled() and (error := stack.exception()) and not self.failed.done():

@@ -17,7 +17,7 @@ from multidict import CIMultiDict
 
 from agl_otel.net.posting import Answer
 from agl_otel.proxy.agent import Agent
-from agl_otel.proxy.dialects import take_out
+from agl_otel.proxy.dialects import is_bare, take_out
 from agl_otel.proxy.outgoing import OVERSIZED, oversized, whole
 from agl_otel.proxy.recorder import Call
 from agl_otel.proxy.reply import (
@@ -78,7 +78,8 @@ async def pass_on(
     """
     call.status = response.status
     call.first_byte = (response.began if isinstance(response, Answer) else 0) or time.time_ns()
-    call.model_version = response.headers.get(conventions.HEADER_MODEL_VERSION, call.model_version)
+    version = response.headers.get(conventions.HEADER_MODEL_VERSION)
+    call.model_version, call.names_version = call.model_version if version is None else version, version is not None
     said = response.headers.getall(conventions.HEADER_SAMPLING, ())
     call.honoured = ",".join(said) if said else None
     vocabulary = response.headers.get(conventions.HEADER_VOCABULARY)
@@ -159,7 +160,10 @@ async def _take(events: Sequence[bytes], added: frozenset[str], call: Call) -> b
             return None
         if not call.reply.ended:
             _record(event, payload, call)
-        shown.append(with_payload(event, payload) if payload is not None and take_out(payload, added) else event)
+        if payload is None or not take_out(payload, added):
+            shown.append(event)
+        elif not is_bare(payload):
+            shown.append(with_payload(event, payload))
     return b"".join(shown)
 
 

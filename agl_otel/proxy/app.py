@@ -26,12 +26,13 @@ from agl_otel.net.bodies import Bodies, body_of
 from agl_otel.net.front import Client, SmallRequest
 from agl_otel.net.http_server import FRONT, Handler, browser_access, readable
 from agl_otel.net.in_flight import InFlight
-from agl_otel.proxy.agent import FrontAgent, RequestAgent
+from agl_otel.proxy.agent import FrontAgent, Headers, RequestAgent
 from agl_otel.proxy.answer import error_response
 from agl_otel.proxy.attempts import Attempts
-from agl_otel.proxy.dialects import DIALECTS, Dialect
+from agl_otel.proxy.dialects import CHAT, DIALECTS, Dialect
 from agl_otel.proxy.forward import Forwarder, Limits
 from agl_otel.proxy.gate import Gate
+from agl_otel.proxy.google.agent import GoogleAgent, as_google
 from agl_otel.proxy.journal import Journal
 from agl_otel.proxy.litellm import Litellm
 from agl_otel.proxy.models import ModelList
@@ -61,10 +62,12 @@ _LONGEST_PATH: Final = 400  # two ids of 128 characters each
 _ATTEMPTS_CALL: Final = re.compile(rf"/rollout/([^/]+)/attempt/([^/]+)(/v1|)/({'|'.join(map(re.escape, DIALECTS))})")
 PASSED: Final = ("messages/count_tokens",)
 """POST routes that are no model calls: forwarded, not recorded."""
+GOOGLE: Final = "/v1beta/models/{model:.+}:{method:[A-Za-z]+}"
 PAUSE_WAIT_SECONDS: Final = 60.0
 MAX_PAUSE_WAIT_SECONDS: Final = 3600.0
 KNOWN: Final = (
     f"POST [{SCOPE}][/v1]/{{{','.join((*DIALECTS, *PASSED))}}}, GET [{SCOPE}][/v1]/models, POST {SCOPE}/close, "
+    f"POST [{SCOPE}]/v1beta/models/MODEL:{{generateContent,streamGenerateContent}}, "
     "POST /close, POST /delete, POST /pause, POST /resume, POST /model_list, GET /health, GET /metrics"
 )
 logger = logging.getLogger("agl_otel.proxy")
@@ -137,6 +140,7 @@ class Proxy:
         for prefix in PREFIXES:
             for dialect in DIALECTS.values():
                 app.router.add_post(f"{prefix}/{dialect.path}", self._call(dialect))
+            app.router.add_post(f"{prefix}{GOOGLE}", self._call_of_google)
             for path in PASSED:
                 app.router.add_post(f"{prefix}/{path}", self._pass_through(path))
             app.router.add_get(f"{prefix}/models", self._list_models)
@@ -199,24 +203,33 @@ class Proxy:
 
     def _call(self, dialect: Dialect) -> Handler:
         async def handle(request: web.Request) -> web.StreamResponse:
-            agent = RequestAgent(request)
-            key, agent.own_key = self._allowed(request)
-            try:
-                refused = await self._running().call(agent, key, dialect)
-            except (AglError, RecursionError, ConnectionResetError):
-                raise
-            except Exception:
-                logger.exception("a call failed")
-                refused = _crashed()
-            finally:
-                self._call_ended.set()
-            if refused is not None and not agent.begun:
-                return refused
-            if refused is not None:
-                agent.break_off()
-            return agent.answered()
+            return await self._called_by(RequestAgent(request), request, dialect)
 
         return handle
+
+    async def _call_of_google(self, request: web.Request) -> web.StreamResponse:
+        try:
+            answer = await self._called_by(GoogleAgent(request), request, CHAT)
+        except (AglError, RecursionError) as error:
+            return as_google(_answer_to(error))
+        return as_google(answer) if isinstance(answer, web.Response) and not answer.prepared else answer
+
+    async def _called_by(self, agent: RequestAgent, request: web.Request, dialect: Dialect) -> web.StreamResponse:
+        key, agent.own_key = self._allowed(request, agent.headers)
+        try:
+            refused = await self._running().call(agent, key, dialect)
+        except (AglError, RecursionError, ConnectionResetError):
+            raise
+        except Exception:
+            logger.exception("a call failed")
+            refused = _crashed()
+        finally:
+            self._call_ended.set()
+        if refused is not None and not agent.begun:
+            return refused
+        if refused is not None:
+            agent.break_off()
+        return agent.answered()
 
     def _take(self, request: SmallRequest, client: Client) -> bool:
         """Take an attempt's call that may be made (front.py); others are refused on the way of `_call`."""
@@ -255,14 +268,14 @@ class Proxy:
     def _pass_through(self, path: str) -> Handler:
         async def handle(request: web.Request) -> web.StreamResponse:
             agent = RequestAgent(request)
-            key, agent.own_key = self._allowed(request)
+            key, agent.own_key = self._allowed(request, agent.headers)
             return await self._running().pass_through(agent, key, path)
 
         return handle
 
     async def _list_models(self, request: web.Request) -> web.StreamResponse:
         agent = RequestAgent(request)
-        key, agent.own_key = self._allowed(request)
+        key, agent.own_key = self._allowed(request, agent.headers)
         if key is None and (names := self._models.names()):
             cards = [{"id": name, "object": "model", "created": 0, "owned_by": "agl-otel"} for name in names]
             return web.json_response({"object": "list", "data": cards})
@@ -407,12 +420,12 @@ class Proxy:
         if (why := self._refusal(request, *scopes)) is not None:
             raise web.HTTPUnauthorized(text=why)
 
-    def _allowed(self, request: web.Request) -> tuple[Key | None, bool]:
+    def _allowed(self, request: web.Request, headers: Headers) -> tuple[Key | None, bool]:
         """Return the attempt that the call names, if any, and whether its client sends a provider's key in place of ours.
 
         Raises RefusedError if its key opens neither that attempt nor the proxy.
         """
-        key, given, own_key = _key(request), auth.shown_to_proxy(request.headers), False
+        key, given, own_key = _key(request), auth.shown_to_proxy(headers), False
         if not self._token:
             return key, own_key
         if key is not None:

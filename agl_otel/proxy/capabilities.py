@@ -5,7 +5,8 @@ them, and may be caused by a parameter, header or model that the agent chose. So
 identifies a Place (a model that the resource leaves to agents, and a key of their own), and its result holds for that Place only.
 
 A server may refuse the fields that request token ids; then calls are sent without them. It may have no route for Messages or Responses, or
-answer there without token ids although its chat/completions returns them; then calls are translated, and can be trained on. The answers
+answer there without token ids, or without all log-probs (vLLM's Responses), although its chat/completions returns them; then calls are
+translated, and can be trained on. The answers
 that triggered a probe are not usable as samples, and are counted. So are those of calls with another distribution than the logits' softmax
 until it is known of which distribution the server's log-probs are (logprob_mode.py).
 """
@@ -16,7 +17,7 @@ import asyncio
 import logging
 import time
 from collections import OrderedDict
-from collections.abc import Awaitable, Callable, Coroutine
+from collections.abc import Awaitable, Callable, Coroutine, Mapping
 from dataclasses import dataclass
 from functools import partial
 from typing import Any, Final, Generic, Literal, NamedTuple, TypeVar
@@ -35,6 +36,7 @@ MAX_PLACES: Final = 10_000  # remembered places; the least recently called is dr
 MAX_MODEL: Final = 256  # characters of a model's name given by an agent
 NO_ROUTE: Final = frozenset({404, 405, 501})
 REFUSED: Final = frozenset({400, 422})
+_MISSING: Final = {False: "token ids", True: "log-probs of all replies"}
 logger = logging.getLogger("agl_otel.proxy")
 Translate = Literal["auto", "missing", "always"]
 Ask = Callable[[Dialect, Json], Awaitable[tuple[int, bytes]]]
@@ -94,6 +96,8 @@ class _Detected:
     """The earliest time of the next probe."""
     plain: bool = False
     """Whether the server refuses the fields that request token ids."""
+    in_sglext: bool = False
+    """Whether it refuses them in streams only, and takes others there (Dialect.stream_extras)."""
     by_chat: bool = False
     """Whether calls go to chat/completions."""
     logprobs: LogProbs = ""
@@ -139,9 +143,12 @@ class Capabilities:
             return False
         return (self._translate == "always" and self._can_translate) or self._detected.of(place).by_chat
 
-    def is_plain(self, place: Place) -> bool:
-        """Whether calls are sent without the fields that request token ids."""
-        return self._detected.of(place).plain
+    def extras(self, place: Place, dialect: Dialect, *, streamed: bool) -> Mapping[str, Any]:
+        """Return the fields that request token ids; empty where the server refuses them."""
+        detected = self._detected.of(place)
+        if detected.plain:
+            return {}
+        return dialect.stream_extras if streamed and detected.in_sglext else dialect.extras
 
     def logprobs(self, call: Call, place: Place, ask: Ask) -> Callable[[str | None], LogProbs]:
         """Return what tells of which distribution the log-probs of a call that begins now are, by the fingerprint of its answer.
@@ -178,9 +185,9 @@ class Capabilities:
             self._start(self._detect(detected, place, dialect, ask))
 
     def answered(self, place: Place, call: Call, upstream: Upstream, ask: Ask) -> None:
-        """Start a probe if a call was answered without token ids."""
+        """Start a probe if a call was answered without token ids, or with vLLM's raw messages."""
         useful = self._translate == "auto" or not self._can_translate
-        if useful and call.dialect.via_chat and upstream.provider == "openai" and call.failed is None and _lacks_ids(call.reply):
+        if useful and call.dialect.via_chat and upstream.provider == "openai" and call.failed is None and _lacks_tokens(call.reply):
             self.probe(place, call.dialect, ask)
 
     def sampled(self, call: Call, find_place: Callable[[], Place], ask: Ask) -> None:
@@ -211,32 +218,41 @@ class Capabilities:
         await asyncio.gather(*self._asking, return_exceptions=True)
 
     async def _detect(self, detected: _Detected, place: Place, dialect: Dialect, ask: Ask) -> None:
-        status, answer = await _answer(dialect, place, ask)
-        refused = status in REFUSED and names_any(answer, frozenset(dialect.extras))
+        status, answer = await _answer(dialect, place, ask, dialect.extras)
+        refused = _refuses(status, answer, dialect, dialect.extras)
         if refused:
-            status, answer = await _answer(dialect, place, ask, capture=False)
+            status, answer = await _answer(dialect, place, ask, {})
         reply = _reply(dialect, answer) if status == 200 else Reply()
         if not reply.choices:
             return  # inconclusive
         detected.again, detected.plain = float("inf"), refused
+        if not refused and dialect.stream_extras:
+            detected.in_sglext = await self._wants_others_in_streams(dialect, place, ask)
         if detected.plain:
             logger.warning("%s refuses in /%s what brings token ids: such calls cannot be trained on", place.base_url, place.path)
-        if not dialect.via_chat or not _lacks_ids(reply):
+        if not dialect.via_chat or not _lacks_tokens(reply):
             return
         if not self._can_translate:
             logger.warning(
-                "%s answers /%s without token ids: such calls cannot be trained on. Set up litellm, so that they are asked by "
+                "%s answers /%s without %s: such calls cannot be trained on. Set up litellm, so that they are asked by "
                 "chat/completions, which may have them: %s",
-                *(place.base_url, place.path, HOW),
+                *(place.base_url, place.path, _MISSING[reply.raw_messages], HOW),
             )
         elif self._translate == "auto":
             await self._detect_chat(detected, place, ask)
+
+    async def _wants_others_in_streams(self, dialect: Dialect, place: Place, ask: Ask) -> bool:
+        status, answer = await _answer(dialect, place, ask, {"stream": True, **dialect.extras})
+        if not _refuses(status, answer, dialect, dialect.extras):
+            return False
+        status, answer = await _answer(dialect, place, ask, {"stream": True, **dialect.stream_extras})
+        return status == 200 and b'"output_ids"' in answer
 
     async def _detect_logprobs(self, detected: _Detected, begun: float, outages: int, place: Place, ask: Ask) -> None:
         answers = list[Json]()
         try:
             for temperature in TEMPERATURES:
-                prepared = prepare(CHAT, CHAT.smallest_request, model=place.model, sampling={}, capture=False).fields
+                prepared = prepare(CHAT, CHAT.smallest_request, model=place.model, sampling={}, extras={}).fields
                 status, answer = await ask(CHAT, {**CHAT.smallest_request, **prepared, **FIELDS, "temperature": temperature})
                 answers.append((parse_object(answer) if status == 200 else None) or {})
         finally:
@@ -256,11 +272,11 @@ class Capabilities:
             )
 
     async def _detect_chat(self, detected: _Detected, place: Place, ask: Ask) -> None:
-        status, answer = await _answer(CHAT, place, ask)
+        status, answer = await _answer(CHAT, place, ask, CHAT.extras)
         reply = _reply(CHAT, answer) if status == 200 else Reply()
         detected.by_chat = bool(reply.prompt_token_ids) and any(choice.token_ids for choice in reply.choices.values())
         message = (
-            "%s returns token ids in chat/completions but not in /%s: such calls are sent to chat/completions from now on"
+            "%s returns more tokens and log-probs in chat/completions than in /%s: such calls are sent to chat/completions from now on"
             if detected.by_chat
             else "%s answers neither /%s nor chat/completions with token ids: such calls cannot be trained on"
         )
@@ -274,9 +290,14 @@ def names_any(body: bytes, fields: frozenset[str]) -> bool:
     return any(name.encode() in body for name in fields)
 
 
-async def _answer(dialect: Dialect, place: Place, ask: Ask, *, capture: bool = True) -> tuple[int, bytes]:
-    """Send the smallest request, with the fields that request token ids or without; return status and body."""
-    body = dialect.smallest_request | prepare(dialect, dialect.smallest_request, model=place.model, sampling={}, capture=capture).fields
+def _refuses(status: int, answer: bytes, dialect: Dialect, extras: Mapping[str, Any]) -> bool:
+    asked = prepare(dialect, dialect.smallest_request, model=None, sampling={}, extras=extras).added
+    return status in REFUSED and names_any(answer, asked)
+
+
+async def _answer(dialect: Dialect, place: Place, ask: Ask, extras: Mapping[str, Any]) -> tuple[int, bytes]:
+    """Send the smallest request with these fields; return status and body."""
+    body = dialect.smallest_request | prepare(dialect, dialect.smallest_request, model=place.model, sampling={}, extras=extras).fields
     status, answer = await ask(dialect, body)
     if status in REFUSED and b"max_completion_tokens" in answer:  # newer models of OpenAI's take no other limit, and reason first
         status, answer = await ask(dialect, {name: value for name, value in body.items() if name != "max_tokens"})
@@ -290,7 +311,8 @@ def _reply(dialect: Dialect, answer: bytes) -> Reply:
     return reply
 
 
-def _lacks_ids(reply: Reply) -> bool:
-    """Whether a complete reply has no token ids."""
+def _lacks_tokens(reply: Reply) -> bool:
+    """Whether a complete reply has no token ids, or may lack log-probs of some."""
     sampled = any(choice.finish_reason for choice in reply.choices.values())
-    return sampled and not (reply.bad_ids or reply.too_many_ids) and not any(choice.token_ids for choice in reply.choices.values())
+    without = reply.raw_messages or not any(choice.token_ids for choice in reply.choices.values())
+    return sampled and without and not (reply.bad_ids or reply.too_many_ids)

@@ -19,6 +19,7 @@ from pydantic import Field, FiniteFloat, TypeAdapter, ValidationError
 from agl_otel.proxy.attempts import Attempt, Attempts
 from agl_otel.proxy.bridge import Bridge
 from agl_otel.proxy.dialects import Dialect
+from agl_otel.proxy.engines import MAX_EXPERTS_BYTES, experts_of, versions_of
 from agl_otel.proxy.journal import Journal
 from agl_otel.proxy.parts import clean, dump, dump_checked, output_message, tool_definitions
 from agl_otel.proxy.prefixes import Prefix
@@ -56,6 +57,8 @@ DEFECT_TEXTS: Final = {
     "token_count": "the model server counted another number of tokens than it returned ids of",
     "ids_missing": "the model server returned text without token ids between others that have some",
     "mixed_choices": "the model server returned several choices without an index of their own",
+    conventions.LLM_MISALIGNED: "the model server returned experts or weights versions of other tokens than it returned ids of",
+    "experts_too_large": f"the experts of a call have more than {MAX_EXPERTS_BYTES} bytes: they are left out",
     "several_prompts": "a call asked for replies to several prompts: make a call for each",
 }
 """{defect of a reply: its text for the log}."""
@@ -110,6 +113,8 @@ class Call:
     """Logical call number: a retry has the number of the call that it repeats, and so the same sampling seed."""
     status: int = 0
     model_version: str | None = None
+    names_version: bool = False
+    """Whether the answer's own header named it, which counts more than what an engine says."""
     vocabulary: int | None = None
     tries: int = 1
     first_byte: int = 0
@@ -347,6 +352,8 @@ class Recorder:
             gen_ai.GEN_AI_RESPONSE_ID: reply.id,
             gen_ai.GEN_AI_RESPONSE_MODEL: reply.model,
             gen_ai.GEN_AI_USAGE_INPUT_TOKENS: _prompt_tokens(reply),
+            gen_ai.GEN_AI_USAGE_CACHE_READ_INPUT_TOKENS: reply.cache_read_tokens,
+            gen_ai.GEN_AI_USAGE_CACHE_CREATION_INPUT_TOKENS: reply.cache_creation_tokens,
             gen_ai.GEN_AI_USAGE_OUTPUT_TOKENS: reply.output_tokens,
             conventions.LLM_MODEL_VERSION: clean(call.model_version) if call.model_version is not None else None,
             conventions.LLM_INCOMPLETE: call.no_whole_reply,
@@ -372,7 +379,34 @@ class Recorder:
             elif not call.built:  # counted once
                 self._count(defect, DEFECT_TEXTS[defect])
         held[conventions.LLM_DEFECT] = defect
+        if choice.versions or choice.experts:
+            held |= self._of_engine(call, choice)
         return {name: value for name, value in held.items() if value is not None}
+
+    def _of_engine(self, call: Call, choice: Choice) -> dict[str, Any]:
+        """Return attributes for what the engine said of the tokens: the weights that sampled them, and their experts."""
+        held: dict[str, Any] = {}
+        if isinstance(choice.versions, str) or choice.token_ids:
+            versions = versions_of(choice)
+            if versions and not call.names_version:
+                held[conventions.LLM_MODEL_VERSION] = clean(versions[0].version)  # of several the first, which is the oldest
+            if versions and len(versions) > 1:
+                held[conventions.LLM_WEIGHT_VERSIONS] = clean(dense(versions))
+        else:
+            versions = []
+        prompt = call.reply.prompt_token_ids
+        experts = experts_of(choice, len(prompt), call.body) if prompt is not None and choice.token_ids else ""
+        if experts and len(experts) > MAX_EXPERTS_BYTES:
+            if not call.built:
+                self._count("experts_too_large", DEFECT_TEXTS["experts_too_large"])
+        elif experts:
+            held[conventions.LLM_ROUTED_EXPERTS] = experts
+        if versions is None or experts is None:
+            if not call.built:
+                self._count(conventions.LLM_MISALIGNED, DEFECT_TEXTS[conventions.LLM_MISALIGNED])
+            held[conventions.LLM_DEFECT] = conventions.LLM_MISALIGNED
+            held[conventions.LLM_INCOMPLETE] = call.no_whole_reply or conventions.LLM_MISALIGNED
+        return held
 
     def _count(self, what: str, text: str) -> None:
         self.counts[what] += 1

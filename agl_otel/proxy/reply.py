@@ -66,6 +66,10 @@ class Choice:
     """Whether text without token ids was received since the last token ids."""
     other_tokens: bool = False
     """Whether log-probs are labelled with other token ids than those of the reply."""
+    versions: Any = None
+    """Weights versions, as the server gave them (engines.versions_of)."""
+    experts: Any = None
+    """Experts of the tokens, as the server gave them (engines.experts_of)."""
 
     def logprobs_defect(self) -> str | None:
         """Return the defect of the log-probs; None if there is one finite log-prob, of 0 at most, for each token."""
@@ -91,6 +95,11 @@ class Reply:
     prompt_token_ids: list[int] | None = None
     choices: dict[int, Choice] = field(default_factory=dict[int, Choice])
     input_tokens: int | None = None
+    """Those of a cache included."""
+    cache_read_tokens: int | None = None
+    """Prompt tokens that the server had in its cache."""
+    cache_creation_tokens: int | None = None
+    """Prompt tokens that it wrote to its cache (Anthropic)."""
     output_tokens: int | None = None
     error: str | None = None
     bad_ids: bool = False
@@ -105,6 +114,8 @@ class Reply:
     """Whether choices cannot be told apart; they are merged into one."""
     ids_missing: bool = False
     """Whether text without token ids was received between token ids of the same choice."""
+    raw_messages: bool = False
+    """Whether the token ids are those of vLLM's raw messages (dialects/responses.py)."""
     unreadable: bool = False
     """Whether an event of the stream has data that cannot be read."""
     ended: bool = False
@@ -141,13 +152,23 @@ class Reply:
         self.prompt(payload)
         usage = payload.get("usage")
         if isinstance(usage, dict):
-            numbers = cast("Json", usage)
-            given = [integer(numbers.get(name)) for name in usage_names]
-            self.input_tokens = given[0] if given[0] is not None else self.input_tokens
-            self.output_tokens = given[1] if given[1] is not None else self.output_tokens
+            self._usage(cast("Json", usage), usage_names)
         if payload.get("error") is not None:
             error = payload["error"]
             self.error = str(cast("Json", error).get("message", error) if isinstance(error, dict) else error)
+
+    def _usage(self, usage: Json, names: tuple[str, str]) -> None:
+        given, made = (integer(usage.get(name)) for name in names)
+        details = usage.get(f"{names[0]}_details")
+        read = integer(cast("Json", details).get("cached_tokens")) if isinstance(details, dict) else None
+        if read is not None:
+            self.cache_read_tokens = read
+        elif given is not None and "cache_read_input_tokens" in usage:  # Anthropic counts them apart from the others
+            read, written = (integer(usage.get(f"cache_{kind}_input_tokens")) for kind in ("read", "creation"))
+            self.cache_read_tokens, self.cache_creation_tokens = read, written
+            given += (read or 0) + (written or 0)
+        self.input_tokens = given if given is not None else self.input_tokens
+        self.output_tokens = made if made is not None else self.output_tokens
 
     def prompt(self, part: Json) -> None:
         """Take the prompt's token ids, if `part` has them."""
@@ -161,7 +182,7 @@ class Reply:
 
     def tokens(self, choice: Choice, part: Json) -> None:
         """Take token ids and log-probs of a choice, if `part` has them."""
-        ids, given = self.ids(part.get("token_ids")), part.get("logprobs")
+        ids, given = self.ids(part.get("token_ids") or part.get("response_token_ids")), part.get("logprobs")
         logprobs = logprobs_of(given)
         if not ids and not logprobs:
             return

@@ -22,6 +22,9 @@ from agl_otel.types.sampling import for_agents
 from agl_otel_hook import conventions, declared
 
 DUMMY_API_KEY: Final = "agl-otel"
+MODEL_KEYS: Final = ("OPENAI_API_KEY", "ANTHROPIC_API_KEY", "GEMINI_API_KEY")
+_ROOTS: Final = ("ANTHROPIC_BASE_URL", "GOOGLE_GEMINI_BASE_URL")
+"""Addresses whose SDKs add the version of the protocol themselves."""
 """SDKs refuse to start without a key; the proxy replaces it."""
 PROTOCOLS: Final = ("http/protobuf", "grpc")
 """OTLP protocols that the collector speaks; the first is the one every SDK has."""
@@ -153,12 +156,12 @@ def process_environment(
     env |= model_certificates(addresses)
     llm = attempt_llm(resources, rollout_id, attempt_id, addresses.proxy, token=token)
     if llm is not None:
-        env |= llm_environment(llm, anthropic=addresses.proxy and routed_base_url(addresses.proxy, rollout_id, attempt_id))
+        env |= llm_environment(llm, root=addresses.proxy and routed_base_url(addresses.proxy, rollout_id, attempt_id))
     return env
 
 
-def llm_environment(llm: LLM, *, anthropic: str | None = None) -> dict[str, str]:
-    """Build the variables that point model SDKs at `llm`. `anthropic` is the base URL of the Anthropic protocol, if it is served."""
+def llm_environment(llm: LLM, *, root: str | None = None) -> dict[str, str]:
+    """Build the variables that point model SDKs at `llm`. `root` is the base URL of Anthropic's and Google's protocols, where served."""
     env = {
         "OPENAI_BASE_URL": llm.endpoint,
         "OPENAI_API_BASE": llm.endpoint,
@@ -166,8 +169,9 @@ def llm_environment(llm: LLM, *, anthropic: str | None = None) -> dict[str, str]
     }
     if llm.model:  # empty: the agent chooses
         env["OPENAI_MODEL"] = llm.model
-    if anthropic:
-        env |= {"ANTHROPIC_BASE_URL": anthropic, "ANTHROPIC_API_KEY": llm.api_key or DUMMY_API_KEY}
+    if root:
+        key = llm.api_key or DUMMY_API_KEY
+        env |= {"ANTHROPIC_BASE_URL": root, "ANTHROPIC_API_KEY": key, "GOOGLE_GEMINI_BASE_URL": root, "GEMINI_API_KEY": key}
     return env
 
 
@@ -188,10 +192,11 @@ def shared_environment(base: Mapping[str, str], addresses: Addresses, *, token: 
     if addresses.proxy is None:
         return {}
     url = f"{addresses.proxy}/v1"
-    env = {"OPENAI_BASE_URL": url, "OPENAI_API_BASE": url, "ANTHROPIC_BASE_URL": addresses.proxy, **model_certificates(addresses)}
+    addressed = {"OPENAI_BASE_URL": url, "OPENAI_API_BASE": url, **dict.fromkeys(_ROOTS, addresses.proxy)}
+    env = addressed | model_certificates(addresses)
     if token:
-        return env | dict.fromkeys(("OPENAI_API_KEY", "ANTHROPIC_API_KEY"), shared_key(token))
-    return env | {name: DUMMY_API_KEY for name in ("OPENAI_API_KEY", "ANTHROPIC_API_KEY") if not base.get(name)}
+        return env | dict.fromkeys(MODEL_KEYS, shared_key(token))
+    return env | {name: DUMMY_API_KEY for name in MODEL_KEYS if not base.get(name)}
 
 
 def telemetry_environment(base: Mapping[str, str], addresses: Addresses, *, token: str = "") -> dict[str, str]:

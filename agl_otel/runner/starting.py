@@ -14,7 +14,7 @@ from typing import Final, Protocol
 
 from agl_otel.errors import AgentError
 from agl_otel.net.auth import is_ours
-from agl_otel.runner.environment import DUMMY_API_KEY
+from agl_otel.runner.environment import DUMMY_API_KEY, MODEL_KEYS
 from agl_otel.runner.injection import without_hook
 from agl_otel.runner.zygote import program as programs
 from agl_otel.runner.zygote.client import ForkedProcess, UnfitError, Zygote
@@ -33,8 +33,6 @@ _ATTEMPT_VARIABLES: Final = (
         "OTEL_EXPORTER_OTLP_HEADERS",
     ),
 )
-_MODEL_KEYS: Final = ("OPENAI_API_KEY", "ANTHROPIC_API_KEY")
-"""Set to dummies in a warm parent: clients that are built at import time require a key."""
 _log = logging.getLogger(__name__)
 
 
@@ -137,7 +135,8 @@ class WarmStarter:
                 source = programs.source_of(program, folder)
                 learn_all = not programs.touches_environment(source)
                 shared = {name: value for name, value in env.items() if name not in _ATTEMPT_VARIABLES}
-                shared |= {name: DUMMY_API_KEY for name in _MODEL_KEYS if is_ours(shared.get(name, ""))}
+                # clients that are built at import time require a key
+                shared |= {name: DUMMY_API_KEY for name in MODEL_KEYS if is_ours(shared.get(name, ""))}
                 shared = without_hook(shared)  # its forks load it
                 self._zygote = await Zygote.start(
                     python, shared, imports=programs.imports_at_the_top(source), preload=self._preload, learn_all=learn_all, cwd=folder

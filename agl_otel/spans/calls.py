@@ -106,7 +106,7 @@ def _is_proxied(call: ModelCall) -> bool:
 
 def _is_cut_off(call: ModelCall) -> bool:
     why = (call.span.attributes or {}).get(conventions.LLM_INCOMPLETE)
-    return bool(why) and (why != conventions.LLM_MASKED or _has_error(call))
+    return bool(why) and (why not in (conventions.LLM_MASKED, conventions.LLM_MISALIGNED) or _has_error(call))
 
 
 def _looks_cut_off(call: ModelCall) -> bool:

@@ -18,7 +18,7 @@ from agl_otel.traces.facts import ReadFacts, attempt_facts
 from agl_otel.traces.rows import rewards_of, unread_labels
 from agl_otel.traces.tokens import Table, reward_rows, strings
 from agl_otel.traces.verdict import decide
-from agl_otel.types import Attempt, Model, RunMembers, Verdict
+from agl_otel.types import Attempt, Model, RunMembers, TrainingRun, Verdict
 from agl_otel.types.columns import AttemptKey
 from agl_otel.types.sampling import Contract
 from agl_otel.types.scores import MAX_REWARD, SCORED_MODES, Score, asked_of, is_usable
@@ -72,6 +72,8 @@ class CurvePoint(Model):
     prompt_tokens: int
     """That the model server read: of each call the whole prompt."""
     response_tokens: int
+    made: bool = True
+    """False of a step that the run had not made when it was stopped or failed (TrainingRun.has_made)."""
 
     @property
     def score(self) -> Score:
@@ -87,6 +89,12 @@ class Curve:
     by: str
     """`step`, or `order` if all rollouts have the same step: then each point is a hundredth of them, in the order of creation."""
     points: list[CurvePoint]
+
+    def of_training(self, training: TrainingRun | None) -> Curve:
+        """Return the curve with the steps marked that this run did not make; None: a run of which no outcome is known."""
+        if self.by != "step" or training is None:
+            return self
+        return Curve(self.by, [point.model_copy(update={"made": training.has_made(point.step)}) for point in self.points])
 
 
 def attempt_figures(table: Table, attempts: Sequence[Attempt], now: float) -> list[AttemptFigures]:

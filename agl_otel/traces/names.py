@@ -24,6 +24,8 @@ NAMES: Final[Mapping[str, str]] = {
     "prefix_call": conventions.LLM_PREFIX_CALL,
     "prefix_choice": conventions.LLM_PREFIX_CHOICE,
     "model_version": conventions.LLM_MODEL_VERSION,
+    "weight_versions": conventions.LLM_WEIGHT_VERSIONS,
+    "experts": conventions.LLM_ROUTED_EXPERTS,
     "incomplete": conventions.LLM_INCOMPLETE,
     "http_status": "http.response.status_code",
     "retry_of": conventions.LLM_RETRY_OF,

@@ -2,8 +2,10 @@
 
 from __future__ import annotations
 
+from bisect import bisect_right
 from collections import Counter
 from collections.abc import Iterable, Mapping, Sequence
+from itertools import accumulate
 from operator import itemgetter
 from typing import Any, Final
 
@@ -139,7 +141,7 @@ def _placed(emitted: Sequence[tuple[int, list[Reward]]], evaluations: Iterable[R
     Both are in order.
     """
     after: list[list[Reward]] = [[] for _ in range(len(emitted) + 1)]
+    earliest = [*accumulate((time for time, _ in reversed(emitted)), min)][::-1]  # of each and those after it
     for evaluation in evaluations:
-        place = next((n for n in range(len(emitted), 0, -1) if emitted[n - 1][0] <= (evaluation.time or 0)), 0)
-        after[place].append(evaluation)
+        after[bisect_right(earliest, evaluation.time or 0)].append(evaluation)
     return [*after[0], *(each for (_, own), later in zip(emitted, after[1:], strict=True) for each in (*own, *later))]

@@ -148,6 +148,10 @@ class CallTexts:
     """`gen_ai.output.messages`."""
     tools: list[str]
     """`gen_ai.tool.definitions`."""
+    versions: list[str]
+    """`agentlightning.llm.weight_versions`."""
+    experts: list[str]
+    """`agentlightning.llm.routed_experts`."""
 
 
 @dataclass(frozen=True)

@@ -79,6 +79,7 @@ HARMLESS: Final = frozenset(
         *("logprobs", "top_logprobs", "prompt_logprobs", "logprob_token_ids", "return_token_ids", "return_tokens_as_token_ids"),
         *("return_prompt_token_ids", "return_token_offsets", "return_prompt_text", "return_meta_info", "return_hidden_states"),
         *("return_routed_experts", "routed_experts_start_len", "routed_experts_prompt_start", "return_cached_tokens_details"),
+        *("return_weight_versions", "return_input_ids_in_sglext", "return_output_ids_in_sglext", "return_spec_tokens_details"),
         # whose call it is, and which machine computes it when
         *(
             "user",

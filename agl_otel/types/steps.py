@@ -42,11 +42,17 @@ class TrainingRun(Model):
     run_id: str
     algorithm: str
     outcome: str = ""
-    """How it ended: `finished`, `interrupted`, or `error: ` and the error. Empty while it runs, if it was killed, and of a run that no
-    job started."""
+    """How it ended: `finished`, `interrupted`, or `error: ` and the error. Empty while it runs, and if it was killed."""
     steps: int
     last_step: int
     last_version: str
     start_time: float
     end_time: float
     """Unix seconds."""
+
+    def has_made(self, step: int) -> bool:
+        """Return whether the run made this step, or may still; not so of one whose rollouts waited or ran when it was stopped or failed.
+
+        A user's algorithm need not record steps: then each counts as made.
+        """
+        return self.outcome in ("", "finished") or not self.steps or step <= self.last_step

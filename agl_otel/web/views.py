@@ -199,6 +199,8 @@ async def _curve(store: Store, request: web.Request) -> Any:
     await store.open()
     run = require_found(next(iter(await store.queue.query_runs(params.run)), None), f"run {params.run!r}")
     curve, seconds_old = await request.app[CURVES].of(run)
+    if params.run and (trained := await store.reader.runs(1, run_id=params.run)):
+        curve = curve.of_training(trained[0])
     return Curve(run=run, by=curve.by, points=curve.points, seconds_old=round(seconds_old, 1))
 
 

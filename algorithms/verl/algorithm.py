@@ -25,6 +25,7 @@ from agl_otel import errors
 from agl_otel.algorithms.base import Algorithm
 from agl_otel.algorithms.metric_sinks import check_metrics, sinks_of
 from agl_otel.algorithms.options import AgentMatch, FillReward, RatioErrorLimit, Seed, StepTimeout, checked
+from agl_otel.algorithms.outcome import OutcomeStore
 from agl_otel.algorithms.run_folder import RunFolder, digest_of, forced_in, model_fingerprint, write_json
 from agl_otel.algorithms.run_log import RunLog
 from agl_otel.algorithms.utils import agent_match_of, items, retry_lost_runner
@@ -229,7 +230,7 @@ class VERL(Algorithm):
         spec = self.spec(store=where.queue, run_id=run.run_id, start=start, run_label=label, forced=forced)
         self._write(spec, place, files, train, val)
         sinks = sinks_of(self._sinks, has_folder=self.run_dir is not None)
-        async with RunLog(_NO_STEP_STORE, run_id=run.run_id, algorithm=self.name, folder=run.folder, sinks=sinks) as log:
+        async with RunLog(_OutcomesOnly(self.get_store()), run_id=run.run_id, algorithm=self.name, folder=run.folder, sinks=sinks) as log:
             await self._train(run, place, files, start, log)
 
     async def _train(self, run: RunFolder, place: Path, files: Path, start: int, log: RunLog) -> None:
@@ -308,8 +309,11 @@ class VERL(Algorithm):
                 self.on_step(line)
 
 
-class _NoStepStore:
+class _OutcomesOnly:
     """A StepStore that discards steps: verl's process, which knows their attempts, records them in the store (trainer.py)."""
+
+    def __init__(self, store: OutcomeStore) -> None:
+        self.record_outcome = store.record_outcome
 
     async def record_figures(self, figures: Mapping[str, float], *, algorithm: str) -> None:
         """Discard figures."""
@@ -319,10 +323,7 @@ class _NoStepStore:
         return 0
 
 
-_NO_STEP_STORE: Final = _NoStepStore()
-
-
-def outcome(lines: Sequence[Mapping[str, Any]]) -> dict[str, Any]:
+def summary_of(lines: Sequence[Mapping[str, Any]]) -> dict[str, Any]:
     """Summarise a run's metrics: `score_before` and `score_after` (None without a validation), `steps`, `samples`."""
     validated = [line["val_reward"] for line in lines if "val_reward" in line]
     return {

@@ -1,7 +1,7 @@
 """Pass the current span on with model calls, so that the proxy's record of a call is its child.
 
 Instrumentations of HTTP clients do that for all requests. An agent's environment may have none, so this does it for requests by httpx,
-which the SDKs of OpenAI and Anthropic use, to the addresses of models that the runner has set.
+which the SDKs of OpenAI, Anthropic and Google use, to the addresses of models that the runner has set.
 """
 
 from __future__ import annotations
@@ -15,7 +15,7 @@ from wrapt import register_post_import_hook, wrap_function_wrapper
 
 from agl_otel_hook.guard import never_raises
 
-ADDRESSES: Final = ("OPENAI_BASE_URL", "OPENAI_API_BASE", "ANTHROPIC_BASE_URL")
+ADDRESSES: Final = ("OPENAI_BASE_URL", "OPENAI_API_BASE", "ANTHROPIC_BASE_URL", "GOOGLE_GEMINI_BASE_URL")
 CLIENTS: Final = ("httpx", "httpx2")
 
 

@@ -14,7 +14,7 @@ from typing import Final, Literal
 from tests.matrix.script import Task
 
 AGENTS: Final = Path(__file__).parent / "agents"
-ProtocolName = Literal["chat", "responses", "messages"]
+ProtocolName = Literal["chat", "responses", "messages", "generateContent"]
 Join = Literal["traceparent", "response id", "time", "address"]
 """How a call is joined to the agent's own spans: the header that named the span; its response id; the only span whose time encloses it, and
 no other call; or none, so that the call's address tells its attempt and no more."""

@@ -10,6 +10,7 @@ from typing import Final
 
 from tests.matrix.frameworks import Framework, Play
 
+_OF_GOOGLE: Final = ("top_k", "top_p")
 HARNESSES: Final = (
     Framework(
         "claude_code",
@@ -99,6 +100,31 @@ HARNESSES: Final = (
         program="agent.sh",
     ),
     Framework(
+        "gemini_cli",
+        "Gemini CLI",
+        "@google/gemini-cli",
+        (
+            Play("told", "generateContent", streamed=True, calls=1, joined="time", untrainable=_OF_GOOGLE, task="told"),
+            Play("files", "generateContent", streamed=True, joined="time", untrainable=_OF_GOOGLE, task="files"),
+            Play(
+                "sub_agent",
+                "generateContent",
+                streamed=True,
+                calls=7,
+                trajectories=2,
+                breaks=("sub_agent",),
+                joined="time",
+                untrainable=_OF_GOOGLE,
+                task="sub_agent",
+            ),
+        ),
+        "itself",
+        "by `telemetry` of its settings, with `traces`; it sends no `traceparent`. It sends `topP` 0.95 and `topK` 64, its sub-agent does "
+        'not: `sampling_policy = "enforce"` of GRPO replaces both. It shortens its history only before a message of the user, so not '
+        "within a question.",
+        program="agent.sh",
+    ),
+    Framework(
         "pi",
         "pi",
         "@mariozechner/pi-coding-agent",
@@ -128,7 +154,6 @@ HARNESSES: Final = (
     ),
 )
 UNPLAYED: Final = {
-    "Gemini CLI": "it speaks Google's generateContent, which the proxy does not",
     "goose": "it is neither on npm nor on PyPI",
     "Cursor CLI": "it is neither on npm nor on PyPI, and needs an account",
     "Amp": "it needs an account",

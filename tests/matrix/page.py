@@ -26,7 +26,8 @@ their requirements are in [tests/matrix/agents](../tests/matrix/agents).
 
 Every agent answers a riddle in three model calls, of which the first two call a tool. The model is scripted. It serves chat completions
 with token ids and log-probs, as vLLM does. Its Responses and Messages, protocols without such fields, also have `prompt_token_ids`,
-`token_ids` and `logprobs` if the proxy requests them; hosted models do not return them.
+`token_ids` and `logprobs` if the proxy requests them. Hosted models do not return them; vLLM's Responses have the ids in other fields, and
+log-probs only beside a text ([model-servers.md](model-servers.md#vllm-and-sglang)).
 
 - **instrumented by**: installed instrumentations besides `opentelemetry-instrumentation-httpx`; *itself*: it uses OpenTelemetry's API.
 - **own spans**: spans of the agent's process, all with the right rollout and attempt; **joined**: model calls that are children of

@@ -26,7 +26,7 @@ from tests.matrix.script import Reply, people, question, riddle
 PORTS: Final = ("queue_port", "otlp_grpc_port", "otlp_http_port", "clickhouse_port", "proxy_port", "web_port")
 ATTEMPT_SECONDS: Final = 300.0
 MAX_TOKENS: Final = 4096
-_FOREIGN: Final = ("OTEL_", "OPENAI_", "ANTHROPIC_", "AGL_", "VIRTUAL_ENV", "PYTHON")
+_FOREIGN: Final = ("OTEL_", "OPENAI_", "ANTHROPIC_", "GEMINI_", "GOOGLE_", "AGL_", "VIRTUAL_ENV", "PYTHON")
 
 
 @dataclass

@@ -131,6 +131,8 @@ def _characters(text: str) -> list[int]:
     return [ord(character) + _FIRST_CHARACTER for character in text]
 
 
+_SUB_AGENTS_END: Final = "complete_task"
+"""The tool by which a sub-agent of Gemini CLI ends."""
 _SUBMIT: Final = "echo COMPLETE_TASK_AND_SUBMIT_FINAL_OUTPUT"
 """By this command mini-swe-agent has the model end."""
 _SUMMARIES: Final = {
@@ -156,6 +158,7 @@ _DELEGATES: Final[dict[str, Callable[[str], dict[str, Any]]]] = {
         "subagent_type": "general-purpose",
         "run_in_background": False,
     },
+    "invoke_agent": lambda prompt: {"agent_name": "generalist", "prompt": prompt},
     "task": lambda prompt: {"description": "Look it up", "prompt": prompt, "subagent_type": "general"},
 }
 """{tool by which a harness starts a sub-agent: the arguments for a task}."""
@@ -189,6 +192,8 @@ def riddle(request: Request, call_id: str) -> Message:
 def _last(request: Request, answer: str, call_id: str) -> Message:
     if FINAL_TOOL in request.tools:
         return calling(FINAL_TOOL, {"answer": answer}, call_id)
+    if _SUB_AGENTS_END in request.tools:
+        return calling(_SUB_AGENTS_END, {"result": {"response": answer}}, call_id)
     if _marked(request, _SUBMIT) and "bash" in request.tools:
         return calling("bash", {"command": f"{_SUBMIT} && echo {answer}"}, call_id)
     return Message("assistant", next((said.format(answer) for mark, _, said in _STYLES if _marked(request, mark)), answer))

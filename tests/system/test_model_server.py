@@ -242,6 +242,9 @@ class CallingStore:
         self.steps += steps
         return len(steps)
 
+    async def record_outcome(self, run_id: str, outcome: str, *, algorithm: str) -> None:
+        pass
+
     async def publish(self, resources: NamedResources, *, resources_id: str | None = None, aside: bool = False) -> ResourcesUpdate:
         self.version += 1
         self.published.append(resources)

@@ -115,6 +115,13 @@ def test_a_command_that_fails_or_hangs_is_reported_with_exit_code_1(
     assert total() == before + 1, "what happened is kept"
 
 
+def test_a_cross_is_about_training_and_leaves_the_exit_code_to_the_command(tmp_path: Path, store: list[str]) -> None:
+    for command, code in (("pass", 0), ("raise SystemExit(3)", 1)):
+        done = run("run", *store, "--", sys.executable, "-c", command, cwd=tmp_path, env=environment())
+        assert done.returncode == code and ("✗ " in done.stderr or code == 1), done.stderr
+        assert ("the command ended well, so `run` exits with 0; what ✗ marks prevents training" in done.stderr) == (code == 0)
+
+
 OTHERS = "import os, pathlib; pathlib.Path('ran').open('a').write(os.environ['AGL_TASK'] + ' ')"
 
 

@@ -12,6 +12,7 @@ import click
 import pytest
 
 from agl_otel.cli import cli
+from agl_otel.jobs.job import OPTIONS_OF, options_model, page_of
 
 ROOT = Path(__file__).parents[2]
 EXAMPLES = ROOT / "examples"
@@ -40,6 +41,14 @@ def test_every_option_has_a_meaning_and_numbers_have_bounds(page: str) -> None:
     rows = re.findall(r"^\| `(\w+)` \| `(.*?)` \| (.*?) ?\| (.*?) ?\|$", (ROOT / "docs" / page).read_text(), flags=re.MULTILINE)
     assert len(rows) > 20 and [name for name, _, _, meaning in rows if not meaning] == []
     assert [name for name, default, rule, _ in rows if re.fullmatch(r"[\d.]+", default) and not rule] == []
+
+
+@pytest.mark.parametrize("algorithm", OPTIONS_OF)
+def test_the_page_that_errors_name_has_every_key_of_the_algorithm(algorithm: str) -> None:
+    page = (ROOT / page_of(algorithm)).read_text()
+    assert [
+        name for name in options_model(algorithm).model_fields if not re.search(rf"`(\[algorithm\.)?{name}\]?`", page) and name != "name"
+    ] == []
 
 
 def test_the_loop_in_the_readme_is_the_step_of_grpo() -> None:

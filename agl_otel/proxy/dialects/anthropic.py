@@ -108,7 +108,7 @@ MESSAGES: Final = Dialect(
     take,
     _request_messages,
     _convert,
-    {"messages": HELLO, "max_tokens": 1},
+    smallest_request={"messages": HELLO, "max_tokens": 1},
     provider="anthropic",
     sampling=_SAMPLING,
     via_chat=True,

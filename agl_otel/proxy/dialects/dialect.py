@@ -13,6 +13,7 @@ SAMPLING: Final = frozenset(
         *("top_k", "min_p", "repetition_penalty", "length_penalty", "min_tokens", "stop_token_ids", "ignore_eos", "bad_words"),
         *("allowed_token_ids", "include_stop_str_in_output", "skip_special_tokens", "spaces_between_special_tokens"),
         *("add_generation_prompt", "continue_final_message", "chat_template_kwargs", "separate_reasoning", "return_token_ids"),
+        *("return_weight_versions", "return_input_ids_in_sglext", "return_output_ids_in_sglext", "enable_response_messages"),
         *("structured_outputs", "guided_json", "guided_regex", "guided_choice", "guided_grammar", "regex", "ebnf"),
     }
 )
@@ -36,6 +37,8 @@ class Dialect:
     """The messages of a request, oldest first, as the agent sent them."""
     convert: Callable[[Any], Json]
     """Convert one of them to the OpenTelemetry conventions."""
+    stream_extras: Mapping[str, Any] = field(default_factory=dict[str, Any])
+    """Those for a stream of a server that refuses `extras` there (SGLang)."""
     smallest_request: Json = field(default_factory=dict[str, Any])
     """The smallest request that samples something, without a model."""
     provider: str = "openai"

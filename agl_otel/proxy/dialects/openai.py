@@ -6,10 +6,12 @@ from collections.abc import Mapping
 from typing import Any, Final, cast
 
 from agl_otel.proxy.dialects.dialect import SAMPLING, Dialect
+from agl_otel.proxy.engines import VERSIONS, take_answer, take_choice
 from agl_otel.proxy.parts import chat_message, text_part
 from agl_otel.proxy.reply import Choice, Json, Reply, ToolCall, dicts, integer, string
 
 TOKEN_IDS: Final = "return_token_ids"
+OUTPUT_IDS: Final = "return_output_ids_in_sglext"
 _USAGE: Final = ("prompt_tokens", "completion_tokens")
 _TEXT: Final = frozenset({"content", "refusal"})
 _REASONING: Final = frozenset({"reasoning_content", "reasoning"})
@@ -27,11 +29,15 @@ def take(reply: Reply, payload: Json) -> None:
             reply.mixed_choices = True  # the choice was finished: this is another one's
         reply.prompt(item)
         reply.tokens(choice, item)
+        if "weight_versions" in item or "routed_experts" in item or "meta_info" in item:
+            take_choice(choice, item)
         if finish_reason := string(item.get("finish_reason")):
             choice.finish_reason = finish_reason
         message = item.get("message") or item.get("delta")
         has_text = _take_content(choice, item, cast("Json", message) if isinstance(message, dict) else {})
-        choice.text_without_ids |= has_text and bool(choice.token_ids) and not item.get("token_ids")
+        choice.text_without_ids |= has_text and bool(choice.token_ids) and not (item.get("token_ids") or item.get("response_token_ids"))
+    if "metadata" in payload or "sglext" in payload:
+        take_answer(reply, payload)
 
 
 def _take_content(choice: Choice, item: Json, message: Json) -> bool:
@@ -105,21 +111,22 @@ CHAT: Final = Dialect(
     "chat/completions",
     "chat",
     _BOTH | _CHAT | SAMPLING,
-    {TOKEN_IDS: True, "logprobs": True},
+    {TOKEN_IDS: True, "logprobs": True, VERSIONS: True},
     take,
     _messages,
     chat_message,
+    {"return_input_ids_in_sglext": True, OUTPUT_IDS: True, "logprobs": True},
     {"messages": HELLO, "max_tokens": 1},
 )
 COMPLETIONS: Final = Dialect(
     "completions",
     "text_completion",
     _BOTH | {"best_of", "echo", "prompt", "suffix"} | SAMPLING,
-    {TOKEN_IDS: True, "logprobs": 0},
+    {TOKEN_IDS: True, "logprobs": 0, VERSIONS: True},
     take,
     _prompt,
     _text,
-    {"prompt": "Hi", "max_tokens": 1},
+    smallest_request={"prompt": "Hi", "max_tokens": 1},
     several_prompts=_several_prompts,
 )
 EMBEDDINGS: Final = Dialect(

@@ -1,6 +1,11 @@
 """OpenAI's Responses API. Pure.
 
 A stream has the content twice: as deltas, and whole in its last event, which replaces the deltas.
+
+vLLM answers `enable_response_messages` with `input_messages` and `output_messages`, which hold the token ids of the prompt and of the reply
+(vLLM pull request 29549). Log-probs are at the text (`include`): of a whole answer those of all tokens, also of thinking and tool calls; a
+reply without text has none. A stream has only those of the events with text, and of some twice where an event has more than text: they are
+taken where the reply is one text. If vLLM ran tools of its own, the messages have more tokens than `usage` counts.
 """
 
 from __future__ import annotations
@@ -8,11 +13,18 @@ from __future__ import annotations
 from collections.abc import Mapping
 from typing import Any, Final, cast
 
+from pydantic_core import from_json
+
 from agl_otel.proxy.dialects.dialect import SAMPLING, Dialect
 from agl_otel.proxy.dialects.openai import TOKEN_IDS
 from agl_otel.proxy.parts import content_parts, tool_call_part, tool_response_part
 from agl_otel.proxy.reply import Choice, Json, Reply, ToolCall, dicts, string
 
+RAW_MESSAGES: Final = "enable_response_messages"
+RAW_FIELDS: Final = ("input_messages", "output_messages")
+"""What it adds to an answer."""
+INCLUDE: Final = "include"
+_LOGPROBS: Final = "message.output_text.logprobs"
 _USAGE: Final = ("input_tokens", "output_tokens")
 _WHOLE: Final = frozenset({"response.completed", "response.incomplete", "response.failed"})
 _DELTAS: Final = {
@@ -39,23 +51,60 @@ def take(reply: Reply, payload: Json) -> None:
         response = cast("Json", payload["response"])
         if kind in _WHOLE:
             reply.choices.clear()
-            _whole(reply, response)
+            _whole(reply, response, streamed=True)
         else:
             reply.head(response, _USAGE)
 
 
-def _whole(reply: Reply, response: Json) -> None:
+def _whole(reply: Reply, response: Json, *, streamed: bool = False) -> None:
     reply.head(response, _USAGE)
     if "output" not in response:
         return
     choice = reply.choice()
     reply.tokens(choice, response)
+    _raw_tokens(reply, choice, response, streamed)
     for item in dicts(response.get("output")):
         _item(choice, item)
     details = response.get("incomplete_details")
     why = string(cast("Json", details).get("reason")) if isinstance(details, dict) else None
     status = why or string(response.get("status")) or "completed"
     choice.finish_reason = {"completed": "stop", "max_output_tokens": "length"}.get(status, status)
+
+
+def _raw_tokens(reply: Reply, choice: Choice, response: Json, streamed: bool) -> None:
+    """Take the token ids of vLLM's raw messages, and the log-probs of its texts, if the reply has none otherwise."""
+    prompt, sampled = (_raw_ids(response.get(name)) for name in RAW_FIELDS)
+    if choice.token_ids or not sampled:
+        return
+    reply.raw_messages = True
+    reply.prompt({"prompt_token_ids": prompt})
+    texts = texts_of(response)
+    told = len(texts) == 1 and not (streamed and len(dicts(response.get("output"))) > 1)
+    reply.tokens(choice, {"token_ids": sampled, "logprobs": {"content": dicts(texts[0].get("logprobs")) if told else []}})
+
+
+def _raw_ids(messages: Any) -> list[Any]:
+    ids: list[Any] = []
+    for message in cast("list[Any]", messages) if isinstance(messages, list) else ():
+        held = _parsed(message) if isinstance(message, str) else message  # some versions of vLLM encode them
+        tokens: Any = cast("Json", held).get("tokens") if isinstance(held, dict) else None
+        ids += tokens if isinstance(tokens, list) else []
+    return ids
+
+
+def _parsed(text: str) -> Any:
+    try:
+        return from_json(text)
+    except ValueError:
+        return None
+
+
+def texts_of(payload: Json) -> list[Json]:
+    """Return the objects of an answer, or of an event, that may have log-probs."""
+    inner = payload.get("response")
+    items = [payload.get("item"), *dicts((cast("Json", inner) if isinstance(inner, dict) else payload).get("output"))]
+    parts = [payload, payload.get("part"), *(part for item in dicts(items) for part in dicts(item.get("content")))]
+    return [part for part in dicts(parts) if "logprobs" in part]
 
 
 def _item(choice: Choice, item: Json) -> None:
@@ -102,11 +151,11 @@ RESPONSES: Final = Dialect(
     "responses",
     "chat",
     _FIELDS | SAMPLING,
-    {TOKEN_IDS: True},
+    {TOKEN_IDS: True, RAW_MESSAGES: True, INCLUDE: [_LOGPROBS]},
     take,
     _request_messages,
     _message,
-    {"input": "Hi", "max_output_tokens": 16},  # OpenAI takes no fewer
+    smallest_request={"input": "Hi", "max_output_tokens": 16},  # OpenAI takes no fewer
     sampling={
         "temperature": "temperature",
         "top_p": "top_p",

@@ -310,6 +310,19 @@ async def test_a_contract_that_is_malformed_costs_its_own_call_only(store: Light
     assert (report.calls_trained, report.refused) == (7, {"sampling_differs": 1})
 
 
+async def test_how_a_run_ended_is_recorded_where_no_job_runs_it(kind: Kind, store: LightningStore, folder: Path, tmp_path: Path) -> None:
+    async def outcome() -> str:
+        (run,) = await store.training_runs(run_id=json.loads((tmp_path / "run" / "run.json").read_text())["run_id"])
+        assert run.algorithm == kind.name
+        return run.outcome
+
+    with pytest.raises(DataError):
+        await trained(kind, store, folder, tmp_path / "run", lambda rollout: Did(error=GONE))
+    assert (await outcome()).startswith("error: ") and "refused not_succeeded 8\n" in await outcome()
+    await trained(kind, store, folder, tmp_path / "run", as_good)
+    assert await outcome() == "finished"
+
+
 async def test_equal_rewards_change_no_weights(
     kind: Kind, store: LightningStore, folder: Path, tmp_path: Path, caplog: pytest.LogCaptureFixture
 ) -> None:

@@ -299,6 +299,35 @@ async def test_log_records_follow_their_trace_or_their_span_once(late_store: Lat
     assert (await late_store.run())["logs"] == 0
 
 
+async def test_evaluations_of_no_trace_follow_the_response_that_they_name_once(late_store: LateStore) -> None:
+    """An evaluator that knows only the responses: OpenTelemetry has it name them."""
+
+    def answered(number: int, response: str, rollout: str) -> Row:
+        return {**span(number, 0, rollout, "at-1", attributes={conventions.RESPONSE_ID: response}), "traceId": f"{number:032x}"}
+
+    await late_store.store(
+        [answered(1, "r1", "ro-1"), answered(2, "r2", "ro-2"), answered(3, "twice", "ro-1"), answered(4, "twice", "ro-2")]
+    )
+    stamp = f"{late_store.clock.now:.3f}"
+    given = ["r1", "r2", "r1", "twice", "unknown", ""]
+    rows = [
+        {
+            "Timestamp": stamp, "EventName": conventions.EVALUATION, "ReceivedAt": stamp, "BatchId": 1, "BatchPos": n,
+            "LogAttributes": {conventions.EVALUATION_SCORE: f"{n}", **({conventions.RESPONSE_ID: response} if response else {})},
+        }
+        for n, response in enumerate(given)
+    ]  # fmt: skip
+    late_store.engine.insert("otel.otel_logs", [*rows[0]], ["\n".join(map(json.dumps, rows)).encode()])
+    assert (await late_store.run())["logs"] == 3
+    query = "SELECT Rewards['agentlightning.reward.0.value'], RolloutId, AttemptId FROM otel.otel_logs WHERE RolloutId != '' ORDER BY 1"
+    assert late_store.engine.select(query) == [["0", "ro-1", "at-1"], ["1", "ro-2", "at-1"], ["2", "ro-1", "at-1"]]
+    late_store.since = 0
+    assert (await late_store.run())["logs"] == 0
+    await late_store.store([answered(5, "unknown", "ro-5")])
+    late_store.since = 0
+    assert (await late_store.run())["logs"] == 1, "a pass over everything finds the calls that came later"
+
+
 @pytest.mark.parametrize("refused_first", [True, False])
 async def test_a_refused_span_neither_hides_one_with_the_same_ids_nor_is_copied(refused_first: bool, late_store: LateStore) -> None:
     refused, true = span(2, 1, name="forged", attributes={conventions.INVALID: "its key"}), span(2, 1, name="true")

@@ -129,4 +129,4 @@ async def test_a_model_server_itself_is_asked_whatever_it_knows(receiver: OtlpRe
 def test_every_route_has_fields_of_its_own() -> None:
     for path, dialect in DIALECTS.items():
         assert OWN[path] | {"model"} <= dialect.fields, path
-        assert dialect.smallest_request.keys() | dialect.extras.keys() <= dialect.fields, path
+        assert dialect.smallest_request.keys() | dialect.extras.keys() | dialect.stream_extras.keys() <= dialect.fields, path

@@ -12,6 +12,8 @@ import pyarrow as pa  # pyright: ignore[reportMissingTypeStubs] - as below
 import pyarrow.parquet as pq  # pyright: ignore[reportMissingTypeStubs] - pyarrow ships no types
 import pytest
 
+from agl_otel.adapters.records import REASONS
+from agl_otel.adapters.remedies import REFUSED
 from agl_otel.algorithms.run_folder import RunFolder
 from agl_otel.cli import main
 from agl_otel.store import LightningStore
@@ -99,6 +101,40 @@ class Cli:
         captured = self._capsys.readouterr()
         assert ended.value.code == code, captured
         return captured.out if code == 0 else captured.err
+
+
+def test_what_grpo_would_refuse_of_the_rows_is_told_beside_them(
+    store: LightningStore, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    """A row at temperature 0, one of which a call has a top_p, and one that the training takes whole."""
+
+    async def sampled(*asked: dict[str, Any]) -> str:
+        begun = await store.start_rollout({}, mode="train")
+        ids = (begun.rollout_id, begun.attempt.attempt_id)
+        for number, agent in enumerate(asked, 1):
+            call = call_of(*ids, number)
+            contract = Contract.of(agent, all_parameters(1.0, 64)).dumps()
+            more = {conventions.LLM_SAMPLING: contract, conventions.LLM_PROMPT_TOKEN_IDS: [[1, 2], [1, 2, 3, 4, 5]][number - 1]}
+            await store.add_many_spans([call.model_copy(update={"attributes": {**call.attributes, **more}})])
+        await store.add_many_spans([reward_of(*ids, len(asked) + 1, 1.0)])
+        await store.update_attempt(*ids, status="succeeded")
+        return begun.rollout_id
+
+    asked: list[list[dict[str, Any]]] = [[{"temperature": 0}], [{}, {"top_p": 0.5}], [{}]]
+    which = [part for each in asked for part in ("--rollout", asyncio.run(sampled(*each)))]
+    cli, number = Cli(store, capsys), iter(range(9))
+    report = json.loads(cli.run(str(tmp_path / f"{next(number)}.jsonl"), *which, "--json"))
+    assert (report["rows"], report["refused"]) == (3, {})
+    refused = {"greedy": 1, "sampling_differs": 1}
+    fields = {"top_p": 1, "logprobs": 1}  # with it, nothing says of which distribution the log-probs are
+    assert report["in_training"] == {"rows_without_calls": 1, "rows_with_fewer_calls": 1, "refused": refused, "differing": fields}
+    text = cli.run(str(tmp_path / f"{next(number)}.jsonl"), *which)
+    assert "made of 3 of 3 rollouts; the export refused nothing\n" in text
+    assert "in training GRPO would refuse 1 row, and a part of 1 more; of their model calls: 1 greedy, 1 sampling_differs\n" in text
+    assert f"  greedy: {REASONS['greedy']}. Remedy: {REFUSED['greedy']}\n" in text
+    assert f"  sampling_differs: {REASONS['sampling_differs']}, by logprobs 1, top_p 1. Remedy: {REFUSED['sampling_differs']}\n" in text
+    assert "GRPO" not in cli.run(str(tmp_path / f"{next(number)}.jsonl"), *which, "--as", "sft"), "it compares no log-probs"
+    assert "GRPO" not in cli.run(str(tmp_path / f"{next(number)}.jsonl"), *which[-2:])
 
 
 def test_export_is_pinned_rebuilt_compared_and_masked(store: LightningStore, tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:

@@ -98,7 +98,9 @@ async def ended(store: LightningStore, folder: Path, error: BaseException | None
     run = JobRun(Job.load(folder / "job.toml"), store, folder / uuid.uuid4().hex)
     with contextlib.suppress(DataError, asyncio.CancelledError):
         async with run:
-            await store.start_rollout({}, mode="train", metadata={"run": run.run_id, "step": 1})
+            begun = await store.start_rollout({}, mode="train", metadata={"run": run.run_id, "step": 1})
+            await store.add_many_spans([reward_of(begun.rollout_id, begun.attempt.attempt_id, 1, 0.5)])
+            await store.update_attempt(begun.rollout_id, begun.attempt.attempt_id, status="succeeded")
             if error is not None:
                 raise error
     return run.run_id
@@ -120,9 +122,38 @@ def test_the_error_of_a_run_is_shown_and_the_step_that_it_did_not_make_is_not(cl
     rows = dict(line.split("│")[1:3] for line in text.splitlines() if line.count("│") == 3)
     assert {name.strip(): value.strip() for name, value in rows.items()}.items() >= {"steps": "0", "outcome": "error"}.items()
     assert "error: step 1 has nothing to train on\n    greedy: why\n" in text
+    assert "┃ part ┃ reward ┃" in text and "┃ step ┃" not in text, "its rollouts are those of a step that it did not make"
     assert cli.json("show", failed)["outcome"] == "error: step 1 has nothing to train on\ngreedy: why"
     (line,) = [line for line in cli.run("ls").splitlines() if failed in line]
     assert [cell for cell in line.split() if cell.isalnum()][:3] == ["grpo", "error", "0"], line
+
+
+@pytest.fixture
+async def unmade(store: LightningStore) -> str:
+    """A run that made two steps, and ended while it had rollouts of a third."""
+    run_id = await a_run(store, [0.25, 0.75])
+    begun = await store.start_rollout({"question": 1}, mode="train", metadata={"run": run_id, "step": 3})
+    ids = (begun.rollout_id, begun.attempt.attempt_id)
+    await store.add_many_spans([call_of(*ids, 1), reward_of(*ids, 2, 1.0)])
+    await store.update_attempt(*ids, status="succeeded")
+    await store.record_outcome(run_id, "error: step 3 has nothing to train on", algorithm="grpo")
+    return run_id
+
+
+def test_the_rollouts_of_a_step_that_was_not_made_are_no_row(cli: Cli, unmade: str) -> None:
+    assert cli.json("show", unmade)["metrics"]["reward"] == {"1": 0.25, "2": 0.75}
+    assert "reward ▁█ 0.25 → 0.75" in cli.run("show", unmade)
+
+
+@pytest.fixture
+async def ended_at_once(store: LightningStore) -> str:
+    run_id = f"grpo-{uuid.uuid4().hex[:8]}"
+    await store.record_outcome(run_id, "error: the model server is away", algorithm="grpo")
+    return run_id
+
+
+def test_a_run_that_ended_before_its_first_rollout_is_shown(cli: Cli, ended_at_once: str) -> None:
+    assert "error: the model server is away" in cli.run("show", ended_at_once)
 
 
 def test_a_fall_is_shown_from_the_first_to_the_last_step(cli: Cli, fall: str) -> None:

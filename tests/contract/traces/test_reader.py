@@ -142,9 +142,10 @@ async def test_calls_without_a_number_are_told_from_those_with_one(engine: Trace
     """A call that named no rollout, though its trace belongs to one, between calls that did, with prompts that go on from the first."""
     tokens: dict[str, Any] = {"PromptTokenIds": [1, 2], "ResponseTokenIds": [3], "ResponseLogprobs": [-0.5]}
     base = {conventions.LLM_MESSAGES_CALL: "1", conventions.LLM_MESSAGES_BEFORE: "1"}
+    engine_said = {conventions.LLM_WEIGHT_VERSIONS: '[["7", 0, 1]]', conventions.LLM_ROUTED_EXPERTS: "AAAA"}
     insert(
         engine,
-        call(1, 1, **tokens, attributes={"gen_ai.input.messages": '["first"]'}),
+        call(1, 1, **tokens, attributes={"gen_ai.input.messages": '["first"]', **engine_said}),
         row(2, conventions.SPAN_LLM, {P: "x", "gen_ai.input.messages": '["other"]'}, **tokens),
         call(3, 2, **tokens, attributes={"gen_ai.input.messages": '["second"]', **base}),
     )
@@ -154,6 +155,8 @@ async def test_calls_without_a_number_are_told_from_those_with_one(engine: Trace
         "s1": '["first"]', "s2": '["other"]', "s3": '["first", "second"]',
     }  # fmt: skip
     assert len(set(traces.calls.call.tolist())) == 3
+    told = dict(zip(traces.calls.span_id, zip(traces.texts.versions, traces.texts.experts, strict=True), strict=True))
+    assert told == {"s1": ('[["7", 0, 1]]', "AAAA"), "s2": ("", ""), "s3": ("", "")}
 
 
 async def test_choices_of_a_call_count_as_one_call_with_one_prompt(engine: TraceStore, reader: TraceReader) -> None:

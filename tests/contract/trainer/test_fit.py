@@ -23,6 +23,7 @@ from agl_otel.jobs.check import CheckReport, check_job
 from agl_otel.store import InMemoryLightningStore, LightningStore
 from agl_otel.types import RUN_LABEL
 from agl_otel_hook import conventions
+from tests.contract.collector.stack import until
 from tests.contract.store.test_export import span_of
 
 
@@ -159,7 +160,10 @@ def test_a_baseline_that_is_kept_goes_on_and_runs_nothing_twice(store: Lightning
         run(["good"])
 
     async def steps() -> list[agl.TrainingStep]:
-        return await store.training_steps(told["run_id"])
+        found = await store.training_steps(told["run_id"])
+        (listed,) = await store.queue.query_runs(told["run_id"])
+        assert (listed.rollouts, listed.last_step) == (2, 1), "its rollouts are listed as the run's"
+        return found
 
     assert [(step.step, step.samples, len(step.attempts)) for step in asyncio.run(steps())] == [(1, 2, 2)]
 
@@ -180,6 +184,45 @@ def test_an_algorithm_of_ones_own_has_a_run_that_is_kept_too(store: LightningSto
     assert first[0].startswith("mine-") and mine.get_run_folder() is None
     with pytest.raises(UsageError, match="was begun with another train"):
         trained(store, algorithm=mine, run_dir=tmp_path / "run").fit(len, ["a task"])
+
+
+def test_how_a_run_ended_is_recorded(store: LightningStore, tmp_path: Path) -> None:
+    def outcome(run_dir: Path) -> tuple[str, str]:
+        async def read() -> tuple[str, str]:
+            (run,) = await store.training_runs(run_id=json.loads((run_dir / "run.json").read_text())["run_id"])
+            return run.algorithm, run.outcome
+
+        return asyncio.run(read())
+
+    seen: list[tuple[str, str]] = []
+
+    @agl.algo
+    def mine(run_folder: Any) -> None:
+        seen.append(outcome(run_folder.folder))
+        if len(seen) == 1:
+            raise RuntimeError("no answer")
+
+    with pytest.raises(RuntimeError, match="no answer"):
+        trained(store, algorithm=mine, run_dir=tmp_path / "mine").fit(len)
+    assert outcome(tmp_path / "mine") == ("mine", "error: RuntimeError: no answer")
+    trained(store, algorithm=mine, run_dir=tmp_path / "mine").fit(len)
+    assert outcome(tmp_path / "mine") == ("mine", "finished") and seen == [("mine", "")] * 2
+
+    async def cancelled() -> None:
+        baseline = agl.Baseline(run_dir=tmp_path / "baseline")
+        baseline.set_store(store)
+        baseline.set_adapter(adapter := agl.TracerTraceToTriplet())
+        running = asyncio.ensure_future(baseline.run(["of the baseline"]))
+        await until(lambda: store.query_rollouts(status=["queuing"]), lambda found: "of the baseline" in [each.input for each in found])
+        running.cancel()
+        with pytest.raises(asyncio.CancelledError):
+            await running
+        assert adapter
+
+    asyncio.run(cancelled())
+    assert outcome(tmp_path / "baseline") == ("baseline", "interrupted")
+    trained(store, algorithm=agl.Baseline(run_dir=tmp_path / "baseline", polling_interval=0.2)).fit(lambda task: 1.0, ["of the baseline"])
+    assert outcome(tmp_path / "baseline") == ("baseline", "finished")
 
 
 def test_trainers_of_weights_take_whose_calls_to_train_from_an_adapter_and_refuse_any_other(tmp_path: Path) -> None:

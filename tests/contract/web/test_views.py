@@ -100,6 +100,12 @@ def test_the_steps_of_a_training_say_what_they_lost_and_with_which_code_they_ran
     assert training in web.rest("GET", "/runs/training").json and not web.rest("GET", "/runs/training", {"run": "none"}).json
 
 
+def test_a_curve_marks_the_step_that_an_interrupted_run_had_not_made(web: Web) -> None:
+    for number in (1, 2, 3):
+        web.rest("POST", "/rollouts", {"input": number, "mode": "train", "metadata": {"run": "grpo-views", "step": number}})
+    assert [point["made"] for point in web.rest("GET", "/runs/curve", {"run": "grpo-views"}).json["points"]] == [True, True, False]
+
+
 def test_rollouts_have_figures(web: Web, begun: dict[str, Any]) -> None:
     [figures] = web.rest("POST", "/rollouts/figures", {"rollout_ids": [begun["rollout_id"], "ro-none"]}).json
     assert (figures["reward"], figures["rewards"], figures["spans"], figures["calls"]) == (0.75, {"exact": 0.75}, 3, 2)

@@ -193,7 +193,12 @@ def test_a_hostile_attempt_leaves_the_rows_of_others_as_they_are(form: str, valu
 def test_hostile_texts_in_columns_leave_other_calls_as_they_are(value: str) -> None:
     polite_texts = ('[{"role": "user", "parts": [{"type": "text", "content": "hello"}]}]', '[{"role": "assistant", "parts": []}]')
     texts = CallTexts(
-        instructions=["", value, ""], asked=[value, *[polite_texts[0]] * 2], answered=[value, value, polite_texts[1]], tools=[value] * 3
+        instructions=["", value, ""],
+        asked=[value, *[polite_texts[0]] * 2],
+        answered=[value, value, polite_texts[1]],
+        tools=[value] * 3,
+        versions=[value] * 3,
+        experts=[value] * 3,
     )
     for row in range(3):
         image_urls(conversation_at(texts, row).prompt)

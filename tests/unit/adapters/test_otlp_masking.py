@@ -139,7 +139,7 @@ def test_a_rule_masks_only_matching_messages() -> None:
     ],
 )
 def test_dropped_ids_do_not_shift_the_following_ones(rule: MaskRule, more: Any, prompt: list[int], response: list[int]) -> None:
-    (kept,), _, _ = masked([proxy_call("a", 1, 2, **more)], rule)
+    (kept,), _, _ = masked([proxy_call("a", 1, 2, **more, **{conventions.LLM_ROUTED_EXPERTS: "AAAA"})], rule)
     held = kept.attributes
     assert (held[conventions.LLM_PROMPT_TOKEN_IDS], held[conventions.LLM_RESPONSE_TOKEN_IDS]) == (prompt, response)
     dropped, touched = response == [0], [*prompt, *response] != [7, 8, 9]
@@ -147,6 +147,7 @@ def test_dropped_ids_do_not_shift_the_following_ones(rule: MaskRule, more: Any, 
         conventions.LLM_MASKED if touched else None,
         not dropped,
     )
+    assert (conventions.LLM_ROUTED_EXPERTS in held) is not touched
     assert "hello" in held["gen_ai.input.messages"]  # the text is another rule's
 
 

@@ -23,6 +23,8 @@ def texts(*asked_and_answered: tuple[list[dict[str, Any]], str]) -> CallTexts:
         asked=[json.dumps(asked) if asked else "" for asked, _ in asked_and_answered],
         answered=[json.dumps([text("assistant", answer)]) for _, answer in asked_and_answered],
         tools=[""] * count,
+        versions=[""] * count,
+        experts=[""] * count,
     )
 
 
@@ -111,6 +113,6 @@ def test_a_prompt_with_media_whose_messages_are_not_known_is_not_trained_on(trac
 def test_unknown_messages_are_empty() -> None:
     shortened = texts(([text("system", "3 messages of 99 characters are left out"), text("user", "x")], "y"))
     assert messages_at(shortened, 0) == ((), "")
-    broken = CallTexts([""], ["[{"], [""], [""])
+    broken = CallTexts([""], ["[{"], [""], [""], [""], [""])
     assert conversation_at(broken, 0).prompt == []
     assert conversation_at(None, 0).prompt == []

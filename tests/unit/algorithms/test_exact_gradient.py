@@ -14,7 +14,7 @@ import math
 import os
 import random
 from collections.abc import Mapping
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from typing import Any, Final
 
 import numpy as np
@@ -23,6 +23,7 @@ import torch
 from numpy.typing import NDArray
 from transformers import LlamaConfig, LlamaForCausalLM
 
+from agl_otel.adapters.exported import ASSUMED
 from agl_otel.adapters.sampling import Assumed, token_temperatures, unlike
 from agl_otel.adapters.trajectories import to_trajectories
 from agl_otel.algorithms.grpo.algorithm import GRPO
@@ -245,6 +246,12 @@ CASES: Final[dict[str, tuple[dict[str, Any], list[Kind], list[int]]]] = {
     "enforce_all": ({"sampling_policy": "enforce_all"}, [Kind({"temperature": 0}), Kind({"tool_choice": "required"})], [0]),
 }  # fmt: skip
 """{name: (options of GRPO, the kinds of calls, those of which are trained on)}."""
+
+
+def test_an_export_tells_what_grpo_refuses_by_default() -> None:
+    grpo = GRPO.from_options(model_dir="policy", model_server_url="http://127.0.0.1:1")
+    assumed = grpo._assumed  # pyright: ignore[reportPrivateUsage]  # as below
+    assert assumed.temperatures == "one" and replace(assumed, temperatures="any") == ASSUMED, "at any one temperature"
 
 
 @pytest.mark.parametrize("name", CASES)

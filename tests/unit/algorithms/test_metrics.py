@@ -71,6 +71,10 @@ class FakeStore:
         self.steps += [step.step for step in steps]
         return len(steps)
 
+    async def record_outcome(self, run_id: str, outcome: str, *, algorithm: str) -> None:
+        if self.away:
+            raise UnavailableError("the collector is away")
+
 
 def test_tensorboard_has_each_value_once_after_a_resume(tmp_path: Path) -> None:
     first = TensorBoard()

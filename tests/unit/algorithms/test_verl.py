@@ -16,7 +16,7 @@ import pytest
 
 from agl_otel.algorithms import VERL
 from agl_otel.algorithms.run_folder import RunFolder
-from agl_otel.algorithms.verl.algorithm import outcome, written
+from agl_otel.algorithms.verl.algorithm import summary_of, written
 from agl_otel.algorithms.verl.bounds import BOUNDS
 from agl_otel.algorithms.verl.defaults import environment, fixed, with_defaults
 from agl_otel.algorithms.verl.keys import get
@@ -104,8 +104,8 @@ def test_replicas_form_a_pool_with_verls_sampling_parameters() -> None:
 
 def test_the_outcome_has_scores_steps_and_samples() -> None:
     lines = [{"step": 0, "val_reward": 0.25}, {"step": 1, "samples": 9}, {"step": 2, "samples": 7, "val_reward": 0.5}]
-    assert outcome(lines) == {"score_before": 0.25, "score_after": 0.5, "steps": 2, "samples": 16}
-    assert outcome([]) == {"score_before": None, "score_after": None, "steps": 0, "samples": 0}
+    assert summary_of(lines) == {"score_before": 0.25, "score_after": 0.5, "steps": 2, "samples": 16}
+    assert summary_of([]) == {"score_before": None, "score_after": None, "steps": 0, "samples": 0}
 
 
 @pytest.mark.parametrize(
@@ -189,7 +189,7 @@ def test_a_run_whose_model_has_changed_is_refused(tmp_path: Path) -> None:
 
 def test_a_job_with_unknown_verl_options_is_refused_by_name(tmp_path: Path) -> None:
     (tmp_path / "job.toml").write_text(JOB + "nonsense = 1\n[algorithm.config]\n")
-    with pytest.raises(SettingsError, match=r"\[algorithm\] unknown key nonsense: leave it out; the keys are name, config"):
+    with pytest.raises(SettingsError, match=r"\[algorithm\] unknown key nonsense: leave it out \(docs/verl\.md has all keys\)$"):
         Job.load(tmp_path / "job.toml")
 
 

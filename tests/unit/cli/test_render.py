@@ -60,6 +60,8 @@ def test_rewards_and_tokens_are_highlighted() -> None:
     reward = {conventions.reward_name_key(0): "primary", conventions.reward_value_key(0): 0.5}
     text = rendered([span("call", "a", None, 0, **attributes), span("grade", "b", None, 1, **reward)])
     assert "2 + 1 tokens, weights 7" in text and "primary = 0.5" in text
+    cached = span("call", "a", None, 0, **attributes, **{"gen_ai.usage.cache_read.input_tokens": 1})
+    assert "2 (1 cached) + 1 tokens, weights 7" in rendered([cached])
 
 
 def test_evaluations_are_highlighted_as_rewards() -> None:

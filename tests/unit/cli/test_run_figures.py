@@ -12,7 +12,7 @@ from agl_otel.cli.run_figures import RunReport, chosen_metrics, cost_of, differe
 from agl_otel.errors import UsageError
 from agl_otel.jobs.run import Evaluation
 from agl_otel.traces.figures import Curve, CurvePoint
-from agl_otel.types import Run, TrainingStep
+from agl_otel.types import Run, TrainingRun, TrainingStep
 
 
 def point(step: int, mode: str, mean: float | None, *, rewarded: int = 2) -> CurvePoint:
@@ -24,6 +24,21 @@ def point(step: int, mode: str, mean: float | None, *, rewarded: int = 2) -> Cur
 def report(run_id: str = "a", points: list[CurvePoint] | None = None, **more: Any) -> RunReport:
     given: dict[str, Any] = {"run": None, "steps": [], "verdicts": {}, "alarms": 0, "configuration": None, **more}
     return RunReport(run_id=run_id, curve=Curve("step", points or []), **given)
+
+
+@pytest.mark.parametrize(
+    ("outcome", "shown"), [("error: no data", [1, 2]), ("interrupted", [1, 2]), ("", [1, 2, 3]), ("finished", [1, 2, 3])]
+)
+def test_a_step_that_an_ended_run_had_not_made_is_left_out(outcome: str, shown: list[int]) -> None:
+    fields: dict[str, Any] = {"steps": 2, "last_step": 2, "last_version": "3", "start_time": 1.0, "end_time": 2.0}
+    training = TrainingRun(run_id="a", algorithm="grpo", outcome=outcome, **fields)
+    points = [point(1, "train", 0.25), point(2, "train", 0.5), point(3, "train", 1.0)]
+    for by, steps in (("step", shown), ("order", [1, 2, 3])):
+        curve = Curve(by, points).of_training(training)
+        found = report(points=curve.points, training=training)
+        assert [list(values) for values in found.series().values()] == [steps, steps]
+        assert found.totals()["best_reward"] == max(each.reward_mean or 0 for each in points[: len(steps)])
+        assert found.totals()["prompt_tokens"] == 300, "they were read all the same"
 
 
 def step(number: int, **metrics: Any) -> TrainingStep:

@@ -43,6 +43,11 @@ def place(dialect: Dialect = MESSAGES, *, model: str = "m", key: bytes = b"") ->
     return Place(SERVER.base_url, dialect.path, model, key)
 
 
+def is_plain(capabilities: Capabilities, at: Place) -> bool:
+    """Whether calls are sent without the fields that request token ids."""
+    return not capabilities.extras(at, DIALECTS[at.path], streamed=False)
+
+
 async def settled() -> None:
     """Wait until no other task is running."""
     while under_way := asyncio.all_tasks() - {asyncio.current_task()}:
@@ -64,9 +69,9 @@ async def test_only_answers_to_the_proxys_own_probes_decide(native: Answer, chat
     capabilities = Capabilities("auto", can_translate=True)
     capabilities.probe(place(), MESSAGES, server)
     await settled()
-    assert (capabilities.is_plain(place()), capabilities.uses_chat(MESSAGES, SERVER, place())) == (plain, by_chat)
+    assert (is_plain(capabilities, place()), capabilities.uses_chat(MESSAGES, SERVER, place())) == (plain, by_chat)
     for other in (place(model="of-another"), place(key=b"of-another"), place(DIALECTS["responses"])):
-        assert not capabilities.is_plain(other) and not capabilities.uses_chat(MESSAGES, SERVER, other)
+        assert not is_plain(capabilities, other) and not capabilities.uses_chat(MESSAGES, SERVER, other)
 
 
 @pytest.mark.parametrize("refused", [UNKNOWN, {"error": "Unsupported parameter: use 'max_completion_tokens'. return_token_ids"}])
@@ -79,7 +84,7 @@ async def test_a_server_that_refuses_the_fields_is_called_without_them(path: str
     for _ in range(3):
         capabilities.probe(place(dialect), dialect, server)
         await settled()
-    assert capabilities.is_plain(place(dialect))
+    assert is_plain(capabilities, place(dialect))
     assert all("return_token_ids" in body for _, body in server.asked[:-1]) and "return_token_ids" not in server.asked[-1][1]
 
 
@@ -92,7 +97,7 @@ async def test_a_model_without_max_tokens_is_probed_without_it() -> None:
     capabilities, server = Capabilities("auto", can_translate=True), Server(rule)
     capabilities.probe(place(CHAT), CHAT, server)
     await settled()
-    assert capabilities.is_plain(place(CHAT)) and [sorted(body) for _, body in server.asked][-1] == ["messages", "model"]
+    assert is_plain(capabilities, place(CHAT)) and [sorted(body) for _, body in server.asked][-1] == ["messages", "model"]
 
 
 async def test_an_inconclusive_probe_is_repeated_after_a_minute() -> None:
@@ -192,3 +197,31 @@ async def test_a_probe_that_an_outage_overtakes_shows_nothing() -> None:
     told = capabilities.logprobs(call_at(0.5), place(CHAT), server)
     await settled()
     assert told(None) == "processed"
+
+
+@pytest.mark.parametrize(("chat", "by_chat"), [((200, CHAT_IDS), True), ((200, CHAT_ANSWER), False)])
+async def test_responses_with_raw_messages_of_vllm_are_asked_by_chat(chat: Answer, by_chat: bool) -> None:
+    raw = {"message": "", "tokens": [1], "type": "raw_message_tokens"}
+    text = {"type": "output_text", "text": "a", "logprobs": [{"logprob": -0.5}]}
+    answer = {"output": [{"type": "message", "content": [text]}], "status": "completed", "input_messages": [raw], "output_messages": [raw]}
+    server = Server(lambda dialect, _: chat if dialect is CHAT else (200, answer))
+    capabilities, responses = Capabilities("auto", can_translate=True), DIALECTS["responses"]
+    capabilities.probe(place(responses), responses, server)
+    await settled()
+    assert capabilities.uses_chat(responses, SERVER, place(responses)) is by_chat and not is_plain(capabilities, place(responses))
+
+
+@pytest.mark.parametrize(("other", "in_sglext"), [(True, True), (False, False)])
+async def test_a_server_that_refuses_the_fields_in_streams_is_asked_there_for_sglext(other: bool, in_sglext: bool) -> None:
+    def rule(_: Dialect, body: Json) -> Answer:
+        if body.get("stream") and "return_token_ids" in body:
+            return 400, {"error": "return_token_ids is not supported with streaming"}
+        if body.get("stream"):
+            return 200, {"sglext": {"output_ids": [[1]]}} if other else {}
+        return 200, CHAT_IDS
+
+    capabilities, server = Capabilities("auto", can_translate=False), Server(rule)
+    capabilities.probe(place(CHAT), CHAT, server)
+    await settled()
+    assert capabilities.extras(place(CHAT), CHAT, streamed=True) == (CHAT.stream_extras if in_sglext else CHAT.extras)
+    assert capabilities.extras(place(CHAT), CHAT, streamed=False) == CHAT.extras

@@ -108,9 +108,7 @@ def test_ids_are_removed_from_nested_payloads_too(path: str) -> None:
 def test_sampling_parameters_get_each_dialects_names() -> None:
     sampling = {"temperature": 0.5, "max_tokens": 9, "frequency_penalty": 1}
     asked = {"temperature": 0}
-    bodies = {
-        path: asked | prepare(dialect, asked, model="m", sampling=sampling, capture=False).fields for path, dialect in DIALECTS.items()
-    }
+    bodies = {path: asked | prepare(dialect, asked, model="m", sampling=sampling, extras={}).fields for path, dialect in DIALECTS.items()}
     assert bodies["chat/completions"] == {**sampling, "temperature": 0, "model": "m"}
     assert bodies["responses"] == {"temperature": 0, "max_output_tokens": 9, "model": "m"}
     assert bodies["messages"] == {"temperature": 0, "max_tokens": 9, "model": "m"}

@@ -115,15 +115,16 @@ def test_malformed_parts_are_skipped(payload: dict[str, Any]) -> None:
 
 
 def test_only_results_of_added_fields_are_removed() -> None:
-    prepared = prepare(CHAT, {"logprobs": True, "model": "a"}, model=None, sampling={"top_p": 0.5}, capture=True)
-    assert prepared.added == {"return_token_ids"} and prepared.fields == {"top_p": 0.5, "return_token_ids": True}
+    prepared = prepare(CHAT, {"logprobs": True, "model": "a"}, model=None, sampling={"top_p": 0.5}, extras=CHAT.extras)
+    extras = {"return_token_ids": True, "return_weight_versions": True}
+    assert prepared.added == extras.keys() and prepared.fields == {"top_p": 0.5, **extras}
     payload = {"prompt_token_ids": [1], "choices": [{"token_ids": [2], "logprobs": {"content": []}}]}
     assert take_out(payload, prepared.added) and payload == {"choices": [{"logprobs": {"content": []}}]}
     assert not take_out(payload, prepared.added)
 
 
 def test_without_capture_nothing_is_added() -> None:
-    assert prepare(CHAT, {"model": "a"}, model="b", sampling={}, capture=False).fields == {"model": "b"}
+    assert prepare(CHAT, {"model": "a"}, model="b", sampling={}, extras={}).fields == {"model": "b"}
 
 
 JSON: Any = st.recursive(

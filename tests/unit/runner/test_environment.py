@@ -57,6 +57,8 @@ def environment(
         ("OPENAI_MODEL", "gpt-x"),
         ("OPENAI_API_KEY", DUMMY_API_KEY),
         ("ANTHROPIC_BASE_URL", ROUTED),
+        ("GOOGLE_GEMINI_BASE_URL", ROUTED),
+        ("GEMINI_API_KEY", DUMMY_API_KEY),
         ("OTEL_EXPORTER_OTLP_ENDPOINT", "http://10.0.0.1:4318"),
         ("OTEL_EXPORTER_OTLP_PROTOCOL", "http/protobuf"),
         ("OTEL_RESOURCE_ATTRIBUTES", "agentlightning.rollout_id=ro-1,agentlightning.attempt_id=at-1"),
@@ -246,6 +248,8 @@ def test_a_shared_process_reaches_the_proxy_without_ids_and_keeps_the_users_key(
         "OPENAI_API_BASE": "http://10.0.0.1:4000/v1",
         "ANTHROPIC_BASE_URL": "http://10.0.0.1:4000",
         "ANTHROPIC_API_KEY": DUMMY_API_KEY,
+        "GOOGLE_GEMINI_BASE_URL": "http://10.0.0.1:4000",
+        "GEMINI_API_KEY": DUMMY_API_KEY,
     }
     assert shared_environment({}, NO_PROXY) == {}
 

@@ -26,7 +26,7 @@ def test_the_query_that_repairs_the_summary_equals_its_view() -> None:
 
 
 def test_log_records_are_identified_by_the_same_expression_everywhere() -> None:
-    texts = named_query("late_log_traces") + named_query("late_log_copy")
+    texts = named_query("late_log_traces") + named_query("late_log_copy") + named_query("late_evaluation_copy")
     assert set(re.findall(r"BatchId, BatchPos, Timestamp, cityHash64\(([^)]+\))\)", texts)) == {
         "SpanId, SeverityText, EventName, Body, toString(LogAttributes)"
     }

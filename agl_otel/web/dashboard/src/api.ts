@@ -10,7 +10,7 @@ export type Run = {
 export type Training = { run_id: string; algorithm: string; outcome: string; steps: number; last_step: number; last_version: string; start_time: number; end_time: number };
 export type CurvePoint = {
   step: number; mode: string; rollouts: number; ended: number; rewarded: number; reward_mean: number | null; reward_std: number | null;
-  reward_min: number | null; reward_max: number | null; spans: number; errors: number; prompt_tokens: number; response_tokens: number;
+  reward_min: number | null; reward_max: number | null; spans: number; errors: number; prompt_tokens: number; response_tokens: number; made: boolean;
 };
 export type Curve = { run: Run; by: "step" | "order"; points: CurvePoint[]; seconds_old: number };
 export type StepLosses = {

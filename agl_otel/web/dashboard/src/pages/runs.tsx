@@ -58,7 +58,7 @@ function Outcome({ of }: { of: Training | undefined }) {
 }
 
 const rewardsOf = (points: CurvePoint[]) => {
-  const rewarded = points.filter((point) => point.reward_mean !== null);
+  const rewarded = points.filter((point) => point.made && point.reward_mean !== null);
   const trained = rewarded.filter((point) => point.mode === "train");
   return trained.length ? trained : rewarded;
 };
@@ -74,7 +74,9 @@ function RunReward({ run }: { run: RunType }) {
   return <>{first && first !== last && <span className="dim" title={`${data!.by} ${first.step}`}>{figure(first.reward_mean)} → </span>}<Reward value={last?.reward_mean} /></>;
 }
 
-function lines(points: CurvePoint[], read: (point: CurvePoint) => Omit<Series["points"][number], "x"> | null): Series[] {
+// Curves of the steps that were made.
+function lines(all: CurvePoint[], read: (point: CurvePoint) => Omit<Series["points"][number], "x"> | null): Series[] {
+  const points = all.filter((point) => point.made);
   const modes = [...new Set(points.map((point) => point.mode))];
   return modes.map((mode) => ({
     name: mode, color: COLORS[mode] ?? "var(--c4)",

@@ -6,9 +6,10 @@ import { Empty, Head, Problem } from "../parts/common";
 import { Table, type Column } from "../parts/table";
 import { duration, number, oneLine } from "../text";
 
+// The first is that of docs/traces.md.
 const EXAMPLES: readonly (readonly [string, string])[] = [
-  ["Spans by name", "SELECT SpanName, count() AS spans, round(avg(Duration) / 1e6, 1) AS mean_ms, countIf(StatusCode = 'Error') AS errors\nFROM otel_traces\nGROUP BY SpanName\nORDER BY spans DESC"],
-  ["Rewards by hour", "SELECT toStartOfHour(Timestamp) AS hour, count() AS rewards, avg(toFloat64OrNull(Rewards['agentlightning.reward.0.value'])) AS mean\nFROM otel_traces\nWHERE mapContains(Rewards, 'agentlightning.reward.0.value')\nGROUP BY hour\nORDER BY hour"],
+  ["Rewards by day", "SELECT toDate(began) AS day, count() AS attempts, count(reward) AS rewarded, avg(reward) AS mean\nFROM (SELECT min(Timestamp) AS began, argMaxIf(toFloat64OrNull(Rewards['agentlightning.reward.0.value']),\n        (mapContains(Rewards, 'agentlightning.reward.given'), SequenceId),\n        mapContains(Rewards, 'agentlightning.reward.0.value') AND Facts['agentlightning.late'] != 'true') AS reward\n      FROM otel_traces WHERE RolloutId != '' GROUP BY RolloutId, AttemptId)\nGROUP BY day ORDER BY day"],
+  ["Spans by name", "SELECT SpanName, uniqExact(TraceId, SpanId) AS spans, round(avg(Duration) / 1e6, 1) AS mean_ms, countIf(StatusCode = 'Error') AS errors\nFROM otel_traces\nWHERE RolloutId != ''\nGROUP BY SpanName\nORDER BY spans DESC"],
   ["Slowest model calls", "SELECT RolloutId, SpanId, Duration / 1e9 AS seconds, length(PromptTokenIds) AS prompt, length(ResponseTokenIds) AS response\nFROM otel_traces\nWHERE SpanName = 'agentlightning.llm'\nORDER BY Duration DESC\nLIMIT 50"],
   ["Errors", "SELECT Timestamp, RolloutId, SpanName, StatusMessage\nFROM otel_traces\nWHERE StatusCode = 'Error'\nORDER BY Timestamp DESC\nLIMIT 100"],
   ["Columns of the spans", "DESCRIBE otel_traces"],

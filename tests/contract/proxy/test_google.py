@@ -1,0 +1,135 @@
+"""Agents that speak Google's generateContent, and a server with chat/completions: without litellm, and recorded as that call."""
+
+from __future__ import annotations
+
+import json
+from typing import Any
+
+import aiohttp
+import pytest
+
+from agl_otel.net.auth import attempt_key
+from agl_otel.proxy.upstream import FixedUpstreams, Upstream
+from agl_otel_hook import conventions
+from tests.contract.proxy.stand import KEY, SCOPE, Stand, proxy
+from tests.model_server import ModelServer
+from tests.otlp_receiver import OtlpReceiver
+
+ASKED: dict[str, Any] = {
+    "contents": [{"role": "user", "parts": [{"text": "hello"}]}],
+    "systemInstruction": {"parts": [{"text": "be"}, {"text": "kind"}]},
+    "generationConfig": {"temperature": 0.5, "topP": 0.9, "topK": 40, "maxOutputTokens": 9, "thinkingConfig": {"includeThoughts": True}},
+    "safetySettings": [],
+}
+DECLARED = {"name": "f", "description": "d", "parameters": {"type": "OBJECT", "properties": {"x": {"type": "STRING"}}}}
+
+
+async def ask(stand: Stand, body: Any, *, streamed: bool = False, key: str = "dummy") -> tuple[int, Any]:
+    """Ask as Google's SDKs do; return status and answer, of a stream its events."""
+    method = "streamGenerateContent?alt=sse" if streamed else "generateContent"
+    async with (
+        aiohttp.ClientSession() as session,
+        session.post(f"{stand.url}{SCOPE}/v1beta/models/any/gem:{method}", json=body, headers={"x-goog-api-key": key}) as answer,
+    ):
+        text = await answer.text()
+        is_stream = answer.content_type == "text/event-stream"
+    events = [json.loads(line.removeprefix("data: ")) for line in text.splitlines() if line]
+    return answer.status, events if is_stream else json.loads(text)
+
+
+async def test_a_whole_answer_is_sampled_by_chat_completions_and_recorded_exactly(stand: Stand, model: ModelServer) -> None:
+    status, answer = await ask(stand, ASKED)
+    (sent,) = model.requests
+    assert sent["messages"] == [{"role": "system", "content": "be\nkind"}, {"role": "user", "content": "hello"}]
+    assert [sent[name] for name in ("model", "temperature", "top_p", "top_k", "max_tokens")] == ["served-model", 0.5, 0.9, 40, 9]
+    assert "x-goog-api-key" not in model.headers[0] and model.headers[0]["authorization"] == "Bearer real-key"
+    reply = model.reply(sent["messages"], 0)
+    (candidate,) = answer["candidates"]
+    assert status == 200 and candidate == {"content": {"role": "model", "parts": [{"text": reply}]}, "index": 0, "finishReason": "STOP"}
+    assert answer["usageMetadata"] == {"promptTokenCount": 3, "candidatesTokenCount": len(reply), "totalTokenCount": 3 + len(reply)}
+    (span,) = await stand.calls()
+    held = span.attributes
+    assert (
+        held[conventions.LLM_PROMPT_TOKEN_IDS] == model.prompt_ids(sent["messages"]) and held["gen_ai.response.id"] == answer["responseId"]
+    )
+    assert held[conventions.LLM_RESPONSE_TOKEN_IDS] == list(map(ord, reply)) and conventions.LLM_RESPONSE_LOGPROBS in held
+    assert held["gen_ai.request.temperature"] == 0.5 and not span.error
+
+
+async def test_a_stream_has_its_text_in_pieces(stand: Stand, model: ModelServer) -> None:
+    status, events = await ask(stand, ASKED, streamed=True)
+    (sent,) = model.requests
+    assert status == 200 and sent["stream"] is True and sent["stream_options"] == {"include_usage": True}
+    text = "".join(part["text"] for event in events for part in event["candidates"][0]["content"]["parts"])
+    assert text == model.reply(sent["messages"], 0)
+    assert [event["candidates"][0].get("finishReason") for event in events] == [None, None, "STOP"]
+    (span,) = await stand.calls()
+    assert span.attributes[conventions.LLM_PROMPT_TOKEN_IDS] == model.prompt_ids(sent["messages"]) and not span.error
+    assert conventions.LLM_RESPONSE_LOGPROBS in span.attributes and conventions.LLM_INCOMPLETE not in span.attributes
+
+
+@pytest.mark.parametrize("streamed", [False, True])
+async def test_a_tool_is_called_and_answered(stand: Stand, model: ModelServer, streamed: bool) -> None:
+    model.tool_call = {"name": "f", "arguments": {"x": "ü"}}
+    asked = {**ASKED, "tools": [{"functionDeclarations": [DECLARED]}], "toolConfig": {"functionCallingConfig": {"mode": "AUTO"}}}
+    _, answer = await ask(stand, asked, streamed=streamed)
+    function = model.requests[0]["tools"][0]["function"]
+    assert (
+        function["parameters"] == {"type": "object", "properties": {"x": {"type": "string"}}} and model.requests[0]["tool_choice"] == "auto"
+    )
+    said = [part for each in (answer if streamed else [answer]) for part in each["candidates"][0]["content"]["parts"]]
+    (call,) = [part["functionCall"] for part in said if "functionCall" in part]
+    assert (call["name"], call["args"]) == ("f", {"x": "ü"}) and call["id"]
+    answered = {"functionResponse": {"id": call["id"], "name": "f", "response": {"output": "fine"}}}
+    more = [{"role": "model", "parts": said}, {"role": "user", "parts": [{"text": "and"}, answered]}]
+    await ask(stand, {**asked, "contents": [*ASKED["contents"], *more]}, streamed=streamed)
+    sent = model.requests[1]["messages"][-3:]
+    text = "".join(part["text"] for part in said if "text" in part)
+    assert sent[0]["tool_calls"][0]["function"] == {"name": "f", "arguments": '{"x": "ü"}'} and sent[0]["content"] == text
+    assert sent[1:] == [{"role": "tool", "tool_call_id": call["id"], "content": "fine"}, {"role": "user", "content": "and"}]
+
+
+@pytest.mark.parametrize("streamed", [False, True])
+async def test_errors_of_the_model_server_have_googles_form(stand: Stand, model: ModelServer, streamed: bool) -> None:
+    model.status = 429
+    status, answer = await ask(stand, ASKED, streamed=streamed)
+    assert status == 429 and answer["error"]["code"] == 429 and answer["error"]["status"] == "RESOURCE_EXHAUSTED"
+    assert isinstance(answer["error"]["message"], str)
+
+
+async def test_a_stream_that_breaks_off_does_not_look_whole(stand: Stand, model: ModelServer) -> None:
+    model.break_off_after = 1
+    with pytest.raises((aiohttp.ClientPayloadError, aiohttp.ServerDisconnectedError)):
+        await ask(stand, ASKED, streamed=True)
+    (span,) = await stand.calls()
+    assert span.attributes[conventions.LLM_INCOMPLETE] == "upstream_error"
+
+
+@pytest.mark.parametrize(
+    ("path", "body", "why"),
+    [
+        ("any:generateContent", {"contents": [{"role": "judge", "parts": []}]}, "the role of a content"),
+        (
+            "any:generateContent",
+            {"contents": [{"parts": [{"functionResponse": {"name": "f", "response": {}}}]}]},
+            "answers no functionCall",
+        ),
+        ("any:generateContent", {"contents": "x", "tools": [{"googleSearch": {}}]}, "'googleSearch' is Google's own"),
+        ("any:generateContent", {"contents": "x", "cachedContent": "c"}, "cachedContent is not available"),
+        ("any:generateContent", {"contents": [{"parts": [{"inlineData": {"mimeType": "audio/wav"}}]}]}, "not 'audio/wav'"),
+        ("any:streamGenerateContent", {"contents": "x"}, "add ?alt=sse"),
+        ("any:countTokens", {"contents": "x"}, "has no :countTokens"),
+    ],
+)
+async def test_what_cannot_be_asked_of_a_model_server_is_refused(stand: Stand, model: ModelServer, path: str, body: Any, why: str) -> None:
+    status, answer, _ = await stand.post(f"{SCOPE}/v1beta/models/{path}", body)
+    assert status == 400 and answer["error"]["status"] == "INVALID_ARGUMENT" and not model.requests
+    assert why in answer["error"]["message"]
+
+
+async def test_the_key_of_an_attempt_is_taken_from_googles_header(receiver: OtlpReceiver, model: ModelServer) -> None:
+    async with proxy(receiver, FixedUpstreams(Upstream(model.url, "served")), token="secret") as stand:
+        status, answer = await ask(stand, ASKED)
+        assert status == 401 and answer["error"]["status"] == "UNAUTHENTICATED"
+        status, _ = await ask(stand, ASKED, key=attempt_key("secret", *KEY))
+        assert status == 200 and "secret" not in str(model.headers[0]) and "authorization" not in model.headers[0]
