@@ -218,11 +218,8 @@ class Capabilities:
         await asyncio.gather(*self._asking, return_exceptions=True)
 
     async def _detect(self, detected: _Detected, place: Place, dialect: Dialect, ask: Ask) -> None:
-        level, extras, status, answer = 0, dialect.extras, 0, b""
-        for level, extras in enumerate(dialect.levels()):
-            status, answer = await _answer(dialect, place, ask, extras)
-            if not _refuses(status, answer, dialect, extras):
-                break
+        level, status, answer = await _most_taken(dialect, place, ask)
+        extras = dialect.levels()[level]
         reply = _reply(dialect, answer) if status == 200 else Reply()
         if not reply.choices:
             return  # inconclusive
@@ -294,6 +291,15 @@ def names_any(body: bytes, fields: frozenset[str]) -> bool:
 def _refuses(status: int, answer: bytes, dialect: Dialect, extras: Mapping[str, Any]) -> bool:
     asked = prepare(dialect, dialect.smallest_request, model=None, sampling={}, extras=extras).added
     return status in REFUSED and names_any(answer, asked)
+
+
+async def _most_taken(dialect: Dialect, place: Place, ask: Ask) -> tuple[int, int, bytes]:
+    """Send the smallest request with each of Dialect.levels until one is not refused; return its place, and the answer."""
+    for level, extras in enumerate(dialect.levels()):
+        status, answer = await _answer(dialect, place, ask, extras)
+        if not _refuses(status, answer, dialect, extras):
+            return level, status, answer
+    raise AssertionError("without extras nothing is refused because of them")
 
 
 async def _answer(dialect: Dialect, place: Place, ask: Ask, extras: Mapping[str, Any]) -> tuple[int, bytes]:
