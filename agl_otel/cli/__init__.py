@@ -89,7 +89,7 @@ def cli() -> None:
 
     \b
     Start here:
-      agl-otel demo                      train a tiny agent end to end, in about three minutes
+      agl-otel demo                      train a tiny agent end to end, in about two minutes
       agl-otel doctor -- python my_agent.py    does my own agent's telemetry arrive?
       agl-otel up                        run the stack: queue, collector, proxy, web
 

@@ -5,6 +5,7 @@ Agent output is untrusted: control characters are escaped, and rich markup is no
 
 from __future__ import annotations
 
+import contextlib
 import json
 from collections.abc import Callable, Mapping, Sequence
 from functools import partial
@@ -23,7 +24,7 @@ from agl_otel.spans.dialects.dialect import as_text, first, numbers
 from agl_otel.spans.history import Place, SpanKey, expand_spans, lengths_of_prompts, place_of
 from agl_otel.spans.operations import OPERATION, is_no_call
 from agl_otel.spans.rewards import evaluations_of
-from agl_otel.spans.tolerant import whole_of
+from agl_otel.spans.tolerant import json_of, whole_of
 from agl_otel.types import Attempt, Rollout, Span, Verdict
 from agl_otel_hook import conventions
 
@@ -255,6 +256,8 @@ def _highlights(span: Span, sampling: Mapping[str, Any]) -> list[tuple[str, str]
         parts.append(("magenta", plain(f"{length}{cached} + {sum(responses)} tokens{several}, weights {weights}")))
     if notes := sampling_notes(attributes, sampling):
         parts.append(("yellow", plain("; ".join(notes))))
+    if (bridge := attributes.get(conventions.LLM_BRIDGE)) is not None:
+        parts += _of_bridge(bridge)
     prompt, reply, _ = written(span)
     for messages, arrow in ((prompt, "←"), (reply, "→")):
         if messages and (content := text_of(messages[-1])):
@@ -270,6 +273,19 @@ def _highlights(span: Span, sampling: Mapping[str, Any]) -> list[tuple[str, str]
         index += 1
     parts += [("green", f"{plain(each.name or 'reward')} = {each.value:g}") for each in reversed(evaluations_of(span))]
     return parts
+
+
+def _of_bridge(recorded: Any) -> list[tuple[str, str]]:
+    """Say whose tokens the call continued, or why none's (docs/bridging.md)."""
+    with contextlib.suppress(ValueError):  # another program's
+        match json_of(str(recorded)):
+            case {"refused": str(why)}:
+                return [("yellow", f"not bridged: {plain(why)}")]
+            case {"call": int(call)}:
+                return [("dim", f"continues the tokens of call {call}")]
+            case _:
+                pass
+    return []
 
 
 def _one_line(text: str) -> str:

@@ -17,7 +17,7 @@ import asyncio
 import logging
 import time
 from collections import OrderedDict
-from collections.abc import Awaitable, Callable, Coroutine, Mapping
+from collections.abc import Awaitable, Callable, Coroutine, Mapping, Sequence
 from dataclasses import dataclass
 from functools import partial
 from typing import Any, Final, Generic, Literal, NamedTuple, TypeVar
@@ -94,8 +94,8 @@ class Places(Generic[Known]):
 class _Detected:
     again: float = 0.0
     """The earliest time of the next probe."""
-    plain: bool = False
-    """Whether the server refuses the fields that request token ids."""
+    level: int = 0
+    """Which of Dialect.levels are left out: the server refuses the fields of those before."""
     in_sglext: bool = False
     """Whether it refuses them in streams only, and takes others there (Dialect.stream_extras)."""
     by_chat: bool = False
@@ -143,12 +143,12 @@ class Capabilities:
             return False
         return (self._translate == "always" and self._can_translate) or self._detected.of(place).by_chat
 
-    def extras(self, place: Place, dialect: Dialect, *, streamed: bool) -> Mapping[str, Any]:
-        """Return the fields that request token ids; empty where the server refuses them."""
+    def levels(self, place: Place, dialect: Dialect, *, streamed: bool) -> Sequence[Mapping[str, Any]]:
+        """Return the fields to request for capture: the next ones where the server refuses the first (Dialect.levels)."""
         detected = self._detected.of(place)
-        if detected.plain:
-            return {}
-        return dialect.stream_extras if streamed and detected.in_sglext else dialect.extras
+        if streamed and detected.in_sglext:
+            return [dialect.stream_extras, {}]
+        return dialect.levels()[detected.level :]
 
     def logprobs(self, call: Call, place: Place, ask: Ask) -> Callable[[str | None], LogProbs]:
         """Return what tells of which distribution the log-probs of a call that begins now are, by the fingerprint of its answer.
@@ -218,17 +218,15 @@ class Capabilities:
         await asyncio.gather(*self._asking, return_exceptions=True)
 
     async def _detect(self, detected: _Detected, place: Place, dialect: Dialect, ask: Ask) -> None:
-        status, answer = await _answer(dialect, place, ask, dialect.extras)
-        refused = _refuses(status, answer, dialect, dialect.extras)
-        if refused:
-            status, answer = await _answer(dialect, place, ask, {})
+        level, status, answer = await _most_taken(dialect, place, ask)
+        extras = dialect.levels()[level]
         reply = _reply(dialect, answer) if status == 200 else Reply()
         if not reply.choices:
             return  # inconclusive
-        detected.again, detected.plain = float("inf"), refused
-        if not refused and dialect.stream_extras:
-            detected.in_sglext = await self._wants_others_in_streams(dialect, place, ask)
-        if detected.plain:
+        detected.again, detected.level = float("inf"), level
+        if extras and dialect.stream_extras:
+            detected.in_sglext = await self._wants_others_in_streams(dialect, extras, place, ask)
+        if dialect.extras and not extras:
             logger.warning("%s refuses in /%s what brings token ids: such calls cannot be trained on", place.base_url, place.path)
         if not dialect.via_chat or not _lacks_tokens(reply):
             return
@@ -241,9 +239,9 @@ class Capabilities:
         elif self._translate == "auto":
             await self._detect_chat(detected, place, ask)
 
-    async def _wants_others_in_streams(self, dialect: Dialect, place: Place, ask: Ask) -> bool:
-        status, answer = await _answer(dialect, place, ask, {"stream": True, **dialect.extras})
-        if not _refuses(status, answer, dialect, dialect.extras):
+    async def _wants_others_in_streams(self, dialect: Dialect, extras: Mapping[str, Any], place: Place, ask: Ask) -> bool:
+        status, answer = await _answer(dialect, place, ask, {"stream": True, **extras})
+        if not _refuses(status, answer, dialect, extras):
             return False
         status, answer = await _answer(dialect, place, ask, {"stream": True, **dialect.stream_extras})
         return status == 200 and b'"output_ids"' in answer
@@ -293,6 +291,15 @@ def names_any(body: bytes, fields: frozenset[str]) -> bool:
 def _refuses(status: int, answer: bytes, dialect: Dialect, extras: Mapping[str, Any]) -> bool:
     asked = prepare(dialect, dialect.smallest_request, model=None, sampling={}, extras=extras).added
     return status in REFUSED and names_any(answer, asked)
+
+
+async def _most_taken(dialect: Dialect, place: Place, ask: Ask) -> tuple[int, int, bytes]:
+    """Send the smallest request with each of Dialect.levels until one is not refused; return its place, and the answer."""
+    for level, extras in enumerate(dialect.levels()):
+        status, answer = await _answer(dialect, place, ask, extras)
+        if not _refuses(status, answer, dialect, extras):
+            return level, status, answer
+    raise AssertionError("without extras nothing is refused because of them")
 
 
 async def _answer(dialect: Dialect, place: Place, ask: Ask, extras: Mapping[str, Any]) -> tuple[int, bytes]:

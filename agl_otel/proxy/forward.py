@@ -336,8 +336,9 @@ class Forwarder:
         ids: Json = {}
         if upstream.bridge != "off" and dialect is CHAT:
             ids = await self._bridges.fields(call, upstream, known or place(), partial(self._ask_server, agent, upstream, dialect))
-        wanted = dialect.extras if known is None else self._capabilities.extras(known, dialect, streamed=body.get("stream") is True)
-        for extras in (wanted, {}) if wanted else ({},):
+        streamed = body.get("stream") is True
+        levels = dialect.levels() if known is None else self._capabilities.levels(known, dialect, streamed=streamed)
+        for extras in levels:
             prepared = prepare(dialect, body, model=upstream.model, sampling=upstream.fields, extras=extras)
             if self._recorder.unsettled:  # while the model server works
                 asyncio.get_running_loop().call_soon(self.settle)

@@ -23,7 +23,7 @@ MAX_TOP_LOGPROBS: Final = 20
 IGNORED: Final = frozenset(
     {
         *("metadata", "parallel_tool_calls", "prompt_cache_key", "reasoning_effort"),
-        *("safety_identifier", "service_tier", "store", "stream_options", "user"),
+        *("return_weight_versions", "safety_identifier", "service_tier", "store", "stream_options", "user"),
     }
 )
 """Fields that do not affect the reply."""

@@ -30,13 +30,15 @@ class Dialect:
     fields: frozenset[str]
     """Fields allowed in requests to litellm: those of the protocol, and sampling fields of model servers."""
     extras: Mapping[str, Any]
-    """{field: value} that make the answer contain what capture needs; set if the agent did not."""
+    """{field: value} that make the answer contain token ids and log-probs; set if the agent did not."""
     take: Callable[[Reply, Json], None]
     """Add a whole answer, or a chunk of one, to the reply."""
     messages: Callable[[Mapping[str, Any]], Sequence[Any]]
     """The messages of a request, oldest first, as the agent sent them."""
     convert: Callable[[Any], Json]
     """Convert one of them to the OpenTelemetry conventions."""
+    engine_extras: Mapping[str, Any] = field(default_factory=dict[str, Any])
+    """Those for what only some engines say; a server that refuses them is asked for the others alone."""
     stream_extras: Mapping[str, Any] = field(default_factory=dict[str, Any])
     """Those for a stream of a server that refuses `extras` there (SGLang)."""
     smallest_request: Json = field(default_factory=dict[str, Any])
@@ -52,6 +54,11 @@ class Dialect:
     """Whether litellm can translate it to chat/completions for servers that lack it."""
     key_headers: tuple[str, ...] = ("authorization",)
     """Headers for the server's key."""
+
+    def levels(self) -> list[Mapping[str, Any]]:
+        """Return what may be requested for capture, the most first and nothing last: the next where a server refuses one."""
+        most = {**self.extras, **self.engine_extras}
+        return [*([most] if self.engine_extras else []), *([self.extras] if self.extras else []), {}]
 
     def conversation(self, body: Mapping[str, Any]) -> list[Json]:
         """The request as messages of the OpenTelemetry conventions."""

@@ -151,10 +151,11 @@ RESPONSES: Final = Dialect(
     "responses",
     "chat",
     _FIELDS | SAMPLING,
-    {TOKEN_IDS: True, RAW_MESSAGES: True, INCLUDE: [_LOGPROBS]},
+    {TOKEN_IDS: True},
     take,
     _request_messages,
     _message,
+    engine_extras={RAW_MESSAGES: True, INCLUDE: [_LOGPROBS]},
     smallest_request={"input": "Hi", "max_output_tokens": 16},  # OpenAI takes no fewer
     sampling={
         "temperature": "temperature",

@@ -84,9 +84,9 @@ async def test_a_server_that_refuses_the_fields_is_probed_by_the_proxy_itself(st
     headers = {"x-of-the-agent": "1", "authorization": "Bearer of-the-agent"}
     body = {"model": "m", "messages": [{"role": "user", "content": "of-the-agent"}]}
     assert (await post(stand, f"{SCOPE}/v1/chat/completions", body, **headers))[0] == 200
-    await stand.until(lambda _: len(model.requests) == 4)
+    await stand.until(lambda _: len(model.requests) == 6)
     questions = [place for place, request in enumerate(model.requests) if "of-the-agent" not in json.dumps(request)]
-    assert ["return_token_ids" in model.requests[place] for place in questions] == [True, False]
+    assert ["return_token_ids" in model.requests[place] for place in questions] == [True, True, False]
     for place in questions:
         assert (model.requests[place]["max_tokens"], model.requests[place]["model"]) == (1, "served-model")
         assert "x-of-the-agent" not in model.headers[place] and model.headers[place]["authorization"] == "Bearer real-key"

@@ -207,9 +207,9 @@ async def test_a_server_that_refuses_the_extras_is_asked_without_them(
     model.plain = True
     assert (await ask(stand.client())).choices[0].message.content == "olleh:0"
     await stand.until(lambda _: "refuses" in caplog.text)  # what was learnt is logged
-    assert len(model.requests) == 4, "the agent's call and the proxy's question, each with and without them"
+    assert len(model.requests) == 6, "the agent's call and the proxy's question, each with all, with those for token ids, and with none"
     assert (await ask(stand.client())).choices[0].message.content == "olleh:0"
-    assert len(model.requests) == 5 and "return_token_ids" not in model.requests[4]
+    assert len(model.requests) == 7 and "return_token_ids" not in model.requests[6]
     assert all(conventions.LLM_RESPONSE_TOKEN_IDS not in span.attributes and not span.error for span in await stand.calls())
     assert (await stand.health())["counts"]["without_token_ids"] == 2
 

@@ -64,6 +64,16 @@ def test_rewards_and_tokens_are_highlighted() -> None:
     assert "2 (1 cached) + 1 tokens, weights 7" in rendered([cached])
 
 
+def test_a_bridge_is_shown_or_why_there_is_none() -> None:
+    def line(recorded: object) -> str:
+        return rendered([span("call", "a", None, 0, **{conventions.LLM_BRIDGE: recorded})])
+
+    assert "continues the tokens of call 3\n" in line('{"call": 3, "choice": 0, "template": {"tokens": 812, "shared": 640}}')
+    assert "not bridged: edited\n" in line('{"refused": "edited"}')
+    for odd in ("{", "[1]", '{"refused": 7}', "null", 7):
+        assert "bridged" not in line(odd) and "continues" not in line(odd)
+
+
 def test_evaluations_are_highlighted_as_rewards() -> None:
     given = {conventions.EVALUATION_NAME: "judge", conventions.EVALUATION_LABEL: "pass"}
     call = span("call", "a", None, 0).model_copy(update={"events": [Event(name=conventions.EVALUATION, attributes=given, timestamp=1.0)]})

@@ -45,7 +45,7 @@ def place(dialect: Dialect = MESSAGES, *, model: str = "m", key: bytes = b"") ->
 
 def is_plain(capabilities: Capabilities, at: Place) -> bool:
     """Whether calls are sent without the fields that request token ids."""
-    return not capabilities.extras(at, DIALECTS[at.path], streamed=False)
+    return capabilities.levels(at, DIALECTS[at.path], streamed=False) == [{}]
 
 
 async def settled() -> None:
@@ -86,6 +86,18 @@ async def test_a_server_that_refuses_the_fields_is_called_without_them(path: str
         await settled()
     assert is_plain(capabilities, place(dialect))
     assert all("return_token_ids" in body for _, body in server.asked[:-1]) and "return_token_ids" not in server.asked[-1][1]
+
+
+@pytest.mark.parametrize("path", ["chat/completions", "completions", "responses"])
+async def test_a_server_that_refuses_what_only_some_engines_say_is_still_asked_for_token_ids(path: str) -> None:
+    dialect = DIALECTS[path]
+    answer = {"responses": {"output": [], "status": "completed"}}.get(path, CHAT_ANSWER)
+    unknown = {"error": f"unknown: {', '.join(dialect.engine_extras)}; there are return_token_ids, logprobs"}
+    server = Server(lambda _, body: (400, unknown) if dialect.engine_extras.keys() & body.keys() else (200, answer))
+    capabilities = Capabilities("auto", can_translate=False)
+    capabilities.probe(place(dialect), dialect, server)
+    await settled()
+    assert capabilities.levels(place(dialect), dialect, streamed=False) == [dialect.extras, {}]
 
 
 async def test_a_model_without_max_tokens_is_probed_without_it() -> None:
@@ -223,5 +235,5 @@ async def test_a_server_that_refuses_the_fields_in_streams_is_asked_there_for_sg
     capabilities, server = Capabilities("auto", can_translate=False), Server(rule)
     capabilities.probe(place(CHAT), CHAT, server)
     await settled()
-    assert capabilities.extras(place(CHAT), CHAT, streamed=True) == (CHAT.stream_extras if in_sglext else CHAT.extras)
-    assert capabilities.extras(place(CHAT), CHAT, streamed=False) == CHAT.extras
+    assert capabilities.levels(place(CHAT), CHAT, streamed=True)[0] == (CHAT.stream_extras if in_sglext else CHAT.levels()[0])
+    assert capabilities.levels(place(CHAT), CHAT, streamed=False) == CHAT.levels()
