@@ -7,7 +7,7 @@ holds one attempt for it; two passes therefore agree, and a pass that died is fi
 finish therefore finds its spans. Later spans are copied by the late pass and change nothing at the queue.
 
 The input is read from the root span (see INPUTS); None if it has none. A root span with an error makes a failed attempt. Of a
-conversation, the first trace's root has the input, and the last's decides.
+conversation, the first trace's root has the input, and the last's decides; so a pass starts it with all of its traces that are quiet.
 """
 
 from __future__ import annotations
@@ -18,7 +18,7 @@ from collections.abc import Mapping, Sequence
 from typing import Any, Final, NamedTuple
 
 from agl_otel.collector import faults
-from agl_otel.collector.late_pass import ADOPTED, CONVERSATION, LatePass
+from agl_otel.collector.late_pass import ADOPTED, CONVERSATION, LatePass, names_in
 from agl_otel.queue.client import QueueClient
 from agl_otel.queue.updates import AttemptUpdate
 from agl_otel.spans.tolerant import json_of
@@ -27,7 +27,10 @@ from agl_otel.types import AttemptedRollout, EnqueueRolloutRequest
 from agl_otel_hook import conventions
 
 QUIET_SECONDS: Final = 60.0
-TRACES: Final = 100  # per request to the queue
+TRACES: Final = 100  # per request to the queue, and copied together
+NAMED: Final = (
+    1_000  # traces that the metadata of a conversation's rollout name: a pass that dies is finished for them, and the others join
+)
 INPUTS: Final = ("gen_ai.input.messages", "input.value", conventions.OPERATION_INPUT, "traceloop.entity.input")
 """Root span attributes that may hold the input, in order of precedence: OpenTelemetry, OpenInference, ours, OpenLLMetry."""
 
@@ -36,43 +39,44 @@ Adopted = list[tuple[AttemptedRollout, Sequence[str]]]
 """Rollouts, each with the ids of traces that it is made of."""
 
 
-class Root(NamedTuple):
-    """The root span of a trace: a row of sql/adopt_roots.sql."""
+class Quiet(NamedTuple):
+    """The quiet traces that become one rollout, one or several of a conversation: a row of sql/adopt_rollouts.sql."""
 
-    trace_id: str
-    name: str
-    service: str
-    status: str
-    message: str
-    inputs: Mapping[str, str]
     conversation: str
     """Empty if no span has one."""
+    trace_ids: Sequence[str]
+    """In order of their beginnings."""
+    root: tuple[str, str, Mapping[str, str]]
+    """Name, service and inputs of the first trace's root."""
+    outcome: tuple[str, str]
+    """Status and its message of the root of the trace that ended last."""
     first: float
-    """Start of the trace, in Unix seconds."""
+    """Unix seconds."""
     last: float
 
     @property
     def rollout_id(self) -> str:
-        """The id of the rollout that this trace becomes, or becomes a part of."""
+        """The id of the rollout that the traces become, or become a part of."""
         if self.conversation:
             return CONVERSATION + hashlib.sha256(self.conversation.encode()).hexdigest()[:32]
-        return ADOPTED + self.trace_id
+        return ADOPTED + self.trace_ids[0]
 
 
-def request(roots: Sequence[Root]) -> EnqueueRolloutRequest:
-    """Build the request for the rollout that these traces become: one, or several of a conversation."""
-    first, *_, last = *sorted(roots, key=lambda root: root.first), max(roots, key=lambda root: root.last)
-    error = last.message or "the root span ended with an error"
+def request(quiet: Quiet) -> EnqueueRolloutRequest:
+    """Build the request for the rollout that these traces become."""
+    name, service, inputs = quiet.root
+    status, message = quiet.outcome
+    error = message or "the root span ended with an error"
     metadata: dict[str, Any] = {
-        "trace_id": first.trace_id,
-        "service": first.service,
-        "name": first.name,
-        "first_time": first.first,
-        "last_time": last.last,
-        **({"conversation_id": first.conversation, "trace_ids": [root.trace_id for root in roots]} if first.conversation else {}),
-        **({"error": error} if last.status == "Error" else {}),
+        "trace_id": quiet.trace_ids[0],
+        "service": service,
+        "name": name,
+        "first_time": quiet.first,
+        "last_time": quiet.last,
+        **({"conversation_id": quiet.conversation, "trace_ids": [*quiet.trace_ids[:NAMED]]} if quiet.conversation else {}),
+        **({"error": error} if status == "Error" else {}),
     }
-    return EnqueueRolloutRequest(input=input_of(first.inputs), mode="production", rollout_id=first.rollout_id, metadata=metadata)
+    return EnqueueRolloutRequest(input=input_of(inputs), mode="production", rollout_id=quiet.rollout_id, metadata=metadata)
 
 
 def input_of(attributes: Mapping[str, str]) -> Any:
@@ -104,22 +108,19 @@ class Adoption:
         await self._finish(await self._unfinished())
         if not unidentified:
             return
-        quiet = now_ms - self._quiet_ms
+        times = {"quiet": now_ms - self._quiet_ms, "since": max(0, since_ms - self._quiet_ms)}
         for part in await self._late.parts(since_ms):
-            asked = {**part, "quiet": quiet, "since": max(0, since_ms - self._quiet_ms), "limit": TRACES}
-            async for traces in self._late.traces("adopt_traces", asked):
-                await self._finish(await self._start(traces))
+            async for traces in self._late.traces("adopt_traces", {**part, **times, "limit": TRACES}):
+                await self._finish(await self._start(traces, times))
 
-    async def _start(self, traces: Sequence[str]) -> Adopted:
-        params = {"traces": list(traces), "inputs": list(INPUTS)}
-        rows = await self._late.rows(named_query("adopt_roots"), params)
-        roots = [Root(*row) for row in rows]  # pyright: ignore[reportArgumentType] - the columns are those of Root
-        parts: dict[str, list[Root]] = {}
-        for root in roots:
-            parts.setdefault(root.rollout_id, []).append(root)
-        started = await self._queue.start([request(part) for part in parts.values()])
+    async def _start(self, traces: Sequence[str], times: Mapping[str, int]) -> Adopted:
+        """Start the rollouts of these traces, those of conversations with all their quiet traces: their input and outcome are then final."""
+        params = {"traces": list(traces), "inputs": list(INPUTS), **times, **names_in("adopt_rollouts")}
+        rows = await self._late.rows(named_query("adopt_rollouts"), params)
+        found = {quiet.rollout_id: quiet for quiet in (Quiet(*row) for row in rows)}
+        started = await self._queue.start([request(quiet) for quiet in found.values()])
         faults.failpoint("adopt-started")
-        return [(rollout, [root.trace_id for root in parts[rollout.rollout_id]]) for rollout in started]
+        return [(rollout, found[rollout.rollout_id].trace_ids) for rollout in started]
 
     async def _unfinished(self) -> Adopted:
         """Find the rollouts that an earlier pass started and did not end."""
@@ -139,8 +140,10 @@ class Adoption:
             return
         rollouts = [rollout for rollout, _ in adopted]
         ids = {trace_id: (rollout.rollout_id, rollout.attempt.attempt_id) for rollout, traces in adopted for trace_id in traces}
-        await self._late.copy_spans(list(ids), ids)
-        await self._late.copy_logs(list(ids))
+        for start in range(0, len(ids), TRACES):
+            traces = [*ids][start : start + TRACES]
+            await self._late.copy_spans(traces, ids)
+            await self._late.copy_logs(traces)
         faults.failpoint("adopt-copied")
         ends = [_end(rollout) for rollout in rollouts if rollout.attempt.status in ("preparing", "running")]
         if ends:

@@ -10,7 +10,7 @@ from typing import Any
 
 import pytest
 
-from agl_otel.collector import faults, late_pass
+from agl_otel.collector import adopt, faults, late_pass
 from agl_otel.collector.maintenance import Maintenance
 from agl_otel.errors import InUseError, UnavailableError
 from agl_otel.traces.address import ServerAddress
@@ -239,6 +239,43 @@ async def test_traces_of_one_conversation_become_one_rollout(late_store: LateSto
     assert [row["traceId"][-1] for row in copies] == ["2", "2", "3", "3", "6", "6", "6"]
     assert sorted(row["sequence"] for row in copies) == list(range(1, 8)) and len({row["attempt"] for row in copies}) == 1
     assert len((await queue.client.query_rollouts()).items) == 3
+
+
+FAILED = {"StatusCode": "Error", "StatusMessage": "no model"}
+FINE = {"StatusCode": "Unset", "StatusMessage": ""}
+
+
+@pytest.mark.parametrize(("first", "last"), [(9999, 1), (1, 9999)])
+async def test_a_conversation_on_several_pages_is_one_whole(
+    first: int, last: int, late_store: LateStore, queue: LocalQueue, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(adopt, "TRACES", 3)
+    others = [row for n in range(100, 108) if n != 104 for row in turn(n, "", 85, columns=FINE)]
+    opening = turn(first, "c", 90, attributes={"input.value": "first question"}, columns=FINE)
+    closing = turn(last, "c", 80, attributes={"input.value": "second question"}, columns=FAILED)
+    await late_store.store([{"columns": FINE, **row} for row in (*opening, *others, *turn(104, "c", 86, columns=FINE), *closing)])
+    await late_store.store([{"columns": FINE, **row} for row in turn(50, "c", 10, columns=FINE)])
+    assert (await late_store.run())["adopted"] == 8
+    (rollout,) = (await queue.client.query_rollouts(rollout_id_contains=late_pass.CONVERSATION)).items
+    assert isinstance(rollout, AttemptedRollout) and rollout.metadata is not None
+    assert (rollout.input, rollout.status, rollout.attempt.error) == ("first question", "failed", "no model")
+    assert rollout.metadata["trace_ids"] == [f"{n:032x}" for n in (first, 104, last)], "one goes on: it joins when it is quiet"
+    assert {row["traceId"] for row in late_store.copies() if row["rollout"] == rollout.rollout_id} == {*rollout.metadata["trace_ids"]}
+
+
+async def test_a_conversation_that_a_trace_only_mentions_is_not_started_in_part(
+    late_store: LateStore, queue: LocalQueue, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(adopt, "TRACES", 1)
+    other = {**span(3, 1, age=80, attributes={conventions.CONVERSATION_ID: "b"}), "traceId": f"{1:032x}"}
+    await late_store.store([*turn(1, "a", 90), other, *turn(3, "b", 70, attributes={"input.value": "last"})])
+    await late_store.store(turn(2, "b", 75, attributes={"input.value": "first"}))
+    assert (await late_store.run())["adopted"] == 2
+    found = {(item.metadata or {})["conversation_id"]: item for item in (await queue.client.query_rollouts()).items}
+    assert {key: (item.input, len((item.metadata or {})["trace_ids"])) for key, item in found.items()} == {
+        "a": (None, 1),
+        "b": ("first", 2),
+    }
 
 
 async def test_a_conversations_pass_that_dies_is_finished_by_the_next(late_store: LateStore, queue: LocalQueue) -> None:

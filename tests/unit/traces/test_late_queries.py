@@ -25,6 +25,14 @@ def test_the_query_that_repairs_the_summary_equals_its_view() -> None:
     assert [selected(view) for view in views] == [selected(named_query("late_refill"))]
 
 
+def test_traces_that_join_their_conversation_are_those_that_would_be_adopted_themselves() -> None:
+    conditions = [
+        re.findall(r"^ *(?:HAVING|AND) ((?:max|countIf|uniqExact)\(.*)$", named_query(name), re.M)
+        for name in ("adopt_traces", "adopt_rollouts")
+    ]
+    assert conditions[0] == conditions[1] and len(conditions[0]) == 5
+
+
 def test_log_records_are_identified_by_the_same_expression_everywhere() -> None:
     texts = named_query("late_log_traces") + named_query("late_log_copy") + named_query("late_evaluation_copy")
     assert set(re.findall(r"BatchId, BatchPos, Timestamp, cityHash64\(([^)]+\))\)", texts)) == {
