@@ -114,7 +114,7 @@ class Adoption:
                 await self._finish(await self._start(traces, times))
 
     async def _start(self, traces: Sequence[str], times: Mapping[str, int]) -> Adopted:
-        """Start the rollouts of these traces, those of conversations with all their quiet traces: their input and outcome are then final."""
+        """Start the rollouts of these traces, a conversation with all its quiet ones: they decide its input and outcome."""
         params = {"traces": list(traces), "inputs": list(INPUTS), **times, **names_in("adopt_rollouts")}
         rows = await self._late.rows(named_query("adopt_rollouts"), params)
         found = {quiet.rollout_id: quiet for quiet in (Quiet(*row) for row in rows)}

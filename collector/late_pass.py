@@ -16,6 +16,7 @@ from __future__ import annotations
 
 import asyncio
 import json
+import logging
 from collections import Counter
 from collections.abc import AsyncIterator, Awaitable, Callable, Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
@@ -30,9 +31,13 @@ from agl_otel.traces.sql import named_query
 from agl_otel_hook import conventions
 
 T = TypeVar("T")
+_logger = logging.getLogger(__name__)
 
 TRACES: Final = 200  # traces per query
 ROWS: Final = 2_000  # rows decided and copied together
+SETTLE_MS: Final = 15_000  # age of an evaluation without a trace: exporters send the span of its model call within 5 s of its end
+CALL_NS: Final = {"before": 7 * 86_400 * 10**9, "behind": 60 * 10**9}  # times of calls, relative to their evaluation's
+REMEMBERED: Final = 100_000  # ambiguous evaluations; beyond that they may be counted again
 SHARD_ROWS: Final = 1_000_000  # rows without ids in one part of a pass over everything
 ADOPTED: Final = "ro-trace-"
 """Prefix of an adopted trace's rollout id; the trace id follows."""
@@ -68,20 +73,24 @@ class LatePass:
         self._numbers = numbers
         self._closing = False
         self._thread = ThreadPoolExecutor(1, thread_name_prefix="late")
+        self._settled_ms = 0
+        self._logs = False
+        self._ambiguous: set[tuple[int, int]] = set()
         self.counts: Counter[str] = Counter()
-        """Number of spans and logs copied since the start."""
+        """Since the start: spans and logs copied, and ambiguous evaluations, whose response is of several attempts' calls."""
 
     async def close(self) -> None:
         """End a running pass after its current query, with UnavailableError, and wait for that."""
         self._closing = True
         await asyncio.to_thread(self._thread.shutdown)
 
-    async def run(self, since_ms: int) -> bool:
+    async def run(self, since_ms: int, now_ms: int) -> bool:
         """Run a pass over the traces of which something was received since `since_ms` (Unix milliseconds), or over all if it is 0.
 
         Returns whether any spans are stored without ids.
         """
         spans, logs = await self._unidentified("otel_traces"), await self._unidentified("otel_logs")
+        self._logs, self._settled_ms = logs, now_ms - SETTLE_MS
         for part in await self.parts(since_ms):
             if spans:
                 await self._each("late_traces", part, self.copy_spans)
@@ -90,7 +99,7 @@ class LatePass:
             if not since_ms:
                 await self.command("late_refill", {"shards": part["shards"], "shard": part["shard"]})
         if logs:
-            await self._each("late_evaluations", {"since": since_ms, "limit": ROWS}, self._copy_evaluations)
+            await self._each_evaluation({"since": since_ms})
         return spans
 
     async def _unidentified(self, table: str) -> bool:
@@ -107,11 +116,15 @@ class LatePass:
             shards += max(int(rows[0][0]), int(logs[0][0])) // SHARD_ROWS
         return [{"since": since_ms, "shards": shards, "shard": shard, "limit": TRACES} for shard in range(shards)]
 
-    async def _each(self, name: str, part: Mapping[str, int], copy: Callable[[list[str]], Awaitable[object]]) -> None:
+    async def _each_evaluation(self, part: Mapping[str, object]) -> None:
+        asked = {"traces": [], "settled": self._settled_ms, "limit": ROWS, **part}
+        await self._each("late_evaluations", asked, self._copy_evaluations)
+
+    async def _each(self, name: str, part: Mapping[str, Any], copy: Callable[[list[str]], Awaitable[object]]) -> None:
         async for traces in self.traces(name, part):
             await copy(traces)
 
-    async def traces(self, name: str, part: Mapping[str, int]) -> AsyncIterator[list[str]]:
+    async def traces(self, name: str, part: Mapping[str, Any]) -> AsyncIterator[list[str]]:
         """Yield pages of the trace ids, or responses, that the named query lists."""
         after = ""
         while found := [str(row[0]) for row in await self.rows(named_query(name), {**part, **names_in(name), "after": after})]:
@@ -153,6 +166,8 @@ class LatePass:
         await self.command("late_copy", params)
         faults.failpoint("late-copied")
         self.counts["spans"] += len(copies)
+        if self._logs:  # evaluations of these spans, however old
+            await self._each_evaluation({"since": self._settled_ms + 1, "traces": list(dict.fromkeys(params["traces"]))})
         return len(copies)
 
     async def copy_logs(self, traces: Sequence[str]) -> None:
@@ -164,17 +179,37 @@ class LatePass:
         self.counts["logs"] += int(after[0][0]) - int(before[0][0])
 
     async def _copy_evaluations(self, responses: Sequence[str]) -> None:
-        """Copy evaluations of no trace to the attempts that have these responses; those of calls that come later wait for a whole pass."""
-        found = await self.rows(named_query("late_responses"), {"responses": list(responses), **names_in("late_responses")})
-        if not found:
+        """Copy evaluations of no trace that name these responses to the attempt of their model call.
+
+        Only calls at most CALL_NS around an evaluation are candidates: model servers that count their responses repeat the ids. If the
+        latest has no ids yet, the evaluation waits; if several attempts have candidates, it is ambiguous and left.
+        """
+        asked = {"responses": list(responses), "settled": self._settled_ms, **CALL_NS, **names_in("late_responses")}
+        found = await self.rows(named_query("late_responses"), asked)
+        self._report_ambiguous([(response, int(time)) for response, time, _, attempts in found if int(attempts) > 1])
+        given = [(response, int(time), *ids) for response, time, ids, attempts in found if int(attempts) == 1 and ids[0]]
+        if not given:
             return
-        named, rollouts, attempts = (list(column) for column in zip(*found, strict=True))
+        columns = dict(zip(("responses", "times", "rollouts", "attempts"), map(list, zip(*given, strict=True)), strict=True))
         counting = "SELECT count() FROM otel.otel_logs WHERE RolloutId IN {rollouts:Array(String)} AND TraceId = ''"
-        before = await self.rows(counting, {"rollouts": rollouts})
-        given = {"responses": named, "rollouts": rollouts, "attempts": attempts}
-        await self.command("late_evaluation_copy", {**given, **names_in("late_evaluation_copy")})
-        after = await self.rows(counting, {"rollouts": rollouts})
+        before = await self.rows(counting, {"rollouts": columns["rollouts"]})
+        await self.command("late_evaluation_copy", {**columns, **names_in("late_evaluation_copy")})
+        after = await self.rows(counting, {"rollouts": columns["rollouts"]})
         self.counts["logs"] += int(after[0][0]) - int(before[0][0])
+
+    def _report_ambiguous(self, evaluations: Sequence[tuple[str, int]]) -> None:
+        """Count the evaluations that were not counted before; log the first."""
+        new = {(hash(response), time) for response, time in evaluations} - self._ambiguous
+        if not new:
+            return
+        if not self.counts["ambiguous"]:
+            _logger.warning(
+                "an evaluation gets no ids: calls of several attempts have its response, %.100r, within seven days. Evaluators must name "
+                "the trace or agentlightning.rollout_id. Further ones are only counted (ambiguous_evaluations)",
+                evaluations[0][0],
+            )
+        self.counts["ambiguous"] += len(new)
+        self._ambiguous = self._ambiguous | new if len(self._ambiguous) < REMEMBERED else new
 
     async def rows(self, sql: str, params: Mapping[str, object]) -> list[list[Any]]:
         """Run a query and return its rows."""

@@ -41,9 +41,9 @@ class Maintenance:
         await self._late.close()
 
     def counts(self) -> dict[str, int]:
-        """Spans and logs copied and traces adopted since the start."""
+        """Spans and logs copied, ambiguous evaluations and traces adopted since the start."""
         adopted = self._adoption.counts["adopted"] if self._adoption else 0
-        return {"spans": self._late.counts["spans"], "logs": self._late.counts["logs"], "adopted": adopted}
+        return {**{name: self._late.counts[name] for name in ("spans", "logs", "ambiguous")}, "adopted": adopted}
 
     async def run(self, since: float) -> dict[str, float]:
         """Run one pass over what was received since the pass that began at `since` (Unix seconds; 0: over everything).
@@ -57,9 +57,10 @@ class Maintenance:
             began = self._clock()
             before = self.counts()
             since_ms = max(0, int((since - OVERLAP_SECONDS) * 1000))
-            unidentified = await self._late.run(since_ms)
+            now_ms = int(began * 1000)
+            unidentified = await self._late.run(since_ms, now_ms)
             if self._adoption is not None:
-                await self._adoption.run(since_ms, int(began * 1000), unidentified=unidentified)
+                await self._adoption.run(since_ms, now_ms, unidentified=unidentified)
             if not since:
                 await asyncio.to_thread(self._forget_orphans)
             return {**{name: count - before[name] for name, count in self.counts().items()}, "began": began}

@@ -13,6 +13,7 @@ from agl_otel.collector.disk import DiskBudget, Level
 from agl_otel.collector.forward import Forwarder
 from agl_otel.collector.heartbeat import Heartbeats
 from agl_otel.collector.intake import Intake
+from agl_otel.collector.maintenance import Maintenance
 from agl_otel.collector.refusals import Refusals
 from agl_otel.collector.store_batch import BatchStore
 from agl_otel.collector.store_watch import StoreWatch
@@ -42,6 +43,7 @@ class Parts:
     store_watch: StoreWatch
     refusals: Refusals
     core: Core
+    maintenance: Maintenance
 
 
 _Read = Callable[[Parts], Readings]
@@ -101,6 +103,12 @@ COUNTERS: Final[tuple[tuple[str, str, str, _Read], ...]] = (
     ),
     ("unidentified", "{item}", "spans and log records that no rule identifies; kept with empty ids", _counted("unidentified")),
     ("ambiguous_traces", "{trace}", "traces that two attempts claim to have opened", _one(lambda p: p.intake.memory.ambiguous)),
+    (
+        "ambiguous_evaluations",
+        "{evaluation}",
+        "evaluations whose response is of several attempts' calls; they get no ids",
+        _one(lambda p: p.maintenance.counts()["ambiguous"]),
+    ),
     ("resent", "{request}", "requests that came again; stored once", _counted("resent")),
     ("logged", "{request}", "requests that are on disk in the log", _counted("logged")),
     ("fsyncs", "{fsync}", "groups that were made durable together", _one(lambda p: p.commit.groups)),

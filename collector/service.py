@@ -118,6 +118,7 @@ class Collector:
         server = ServerAddress.parse(settings.clickhouse_db) if not settings.clickhouse_db.startswith(CHDB_SCHEME) else None
         self._begin_tasks(server)
         self._open_sql(server)
+        self._maintenance = Maintenance(self._engine, self._queue, adopt=settings.unidentified == "adopt")
         parts = Parts(
             self._intake,
             self._writer,
@@ -131,10 +132,10 @@ class Collector:
             self._store_watch,
             refusals,
             self._core,
+            self._maintenance,
         )
         watch(self._telemetry, parts)
         receiver = Receiver(self._intake, self._writer, self._token, settings.metrics, settings.max_message_bytes, refusals)
-        self._maintenance = Maintenance(self._engine, self._queue, adopt=settings.unidentified == "adopt")
         await self._listen(receiver)
         if settings.metrics_otlp:
             from agl_otel.telemetry.push import pushing  # its exporter is rarely wanted, and takes memory and time to import

@@ -45,7 +45,10 @@ PAGE: Final = 500  # rollouts of one query
 Report = dict[str, float]
 Work = Callable[[float], Awaitable[Report]]
 Purge = Callable[[], Awaitable[None]]
-SUMMARY: Final = "copied %(spans)d spans and %(logs)d logs, adopted %(adopted)d traces, removed %(pruned)d old rollouts from the queue"
+SUMMARY: Final = (
+    "copied %(spans)d spans and %(logs)d logs, left %(ambiguous)d ambiguous evaluations, adopted %(adopted)d traces, "
+    "removed %(pruned)d old rollouts from the queue"
+)
 _logger = logging.getLogger("agl_otel.maintain")
 
 

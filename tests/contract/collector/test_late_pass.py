@@ -199,7 +199,7 @@ async def test_a_pass_that_dies_is_finished_by_the_next(point: str, late_store: 
     assert isinstance(rollout, AttemptedRollout)
     assert (rollout.rollout_id, rollout.status, rollout.attempt.status) == (ADOPTED, "succeeded", "succeeded")
     assert {row["attempt"] for row in late_store.copies()[:2]} == {rollout.attempt.attempt_id}
-    assert await late_store.run() == {"spans": 0, "logs": 0, "adopted": 0, "began": late_store.clock.now}
+    assert await late_store.run() == {"spans": 0, "logs": 0, "ambiguous": 0, "adopted": 0, "began": late_store.clock.now}
 
 
 async def test_an_adopted_rollout_records_its_origin(late_store: LateStore, queue: LocalQueue) -> None:
@@ -232,7 +232,9 @@ async def test_traces_of_one_conversation_become_one_rollout(late_store: LateSto
     assert (one.input, one.status, one.metadata and one.metadata["conversation_id"]) == ("first", "succeeded", "c 1")
     await late_store.store(turn(6, "c 1", 0))
     late_store.clock.advance(70)
-    assert await late_store.run() == {"spans": 2, "logs": 0, "adopted": 0, "began": late_store.clock.now}, "a turn after the rollout's end"
+    assert await late_store.run() == {"spans": 2, "logs": 0, "ambiguous": 0, "adopted": 0, "began": late_store.clock.now}, (
+        "a turn after the rollout's end"
+    )
     await late_store.store([{**span(9, 2), "traceId": f"{6:032x}"}])
     assert (await late_store.run())["spans"] == 1
     copies = [row for row in late_store.copies() if row["rollout"] == one.rollout_id]
@@ -336,33 +338,106 @@ async def test_log_records_follow_their_trace_or_their_span_once(late_store: Lat
     assert (await late_store.run())["logs"] == 0
 
 
-async def test_evaluations_of_no_trace_follow_the_response_that_they_name_once(late_store: LateStore) -> None:
-    """An evaluator that knows only the responses: OpenTelemetry has it name them."""
+def answered(number: int, response: str, rollout: str = "", age: float = 0, **more: Any) -> Row:
+    """Return a model call, the root of its own trace."""
+    ids = (rollout, "at-1") if rollout else ("", "")
+    return {**span(number, 0, *ids, age=age, attributes={conventions.RESPONSE_ID: response}, **more), "traceId": f"{number:032x}"}
 
-    def answered(number: int, response: str, rollout: str) -> Row:
-        return {**span(number, 0, rollout, "at-1", attributes={conventions.RESPONSE_ID: response}), "traceId": f"{number:032x}"}
 
-    await late_store.store(
-        [answered(1, "r1", "ro-1"), answered(2, "r2", "ro-2"), answered(3, "twice", "ro-1"), answered(4, "twice", "ro-2")]
-    )
-    stamp = f"{late_store.clock.now:.3f}"
-    given = ["r1", "r2", "r1", "twice", "unknown", ""]
+def evaluate(late_store: LateStore, *responses: str, age: float = 20) -> None:
+    """Store an evaluation of no trace for each response; the values count them."""
+    stamp = f"{late_store.clock.now - age:.3f}"
+    late_store.batch += 1
     rows = [
         {
-            "Timestamp": stamp, "EventName": conventions.EVALUATION, "ReceivedAt": stamp, "BatchId": 1, "BatchPos": n,
+            "Timestamp": stamp, "EventName": conventions.EVALUATION, "ReceivedAt": stamp, "BatchId": late_store.batch, "BatchPos": n,
             "LogAttributes": {conventions.EVALUATION_SCORE: f"{n}", **({conventions.RESPONSE_ID: response} if response else {})},
         }
-        for n, response in enumerate(given)
+        for n, response in enumerate(responses)
     ]  # fmt: skip
     late_store.engine.insert("otel.otel_logs", [*rows[0]], ["\n".join(map(json.dumps, rows)).encode()])
+
+
+def evaluated(late_store: LateStore) -> list[Any]:
+    return late_store.engine.select(
+        "SELECT Rewards['agentlightning.reward.0.value'], RolloutId, AttemptId FROM otel.otel_logs WHERE RolloutId != '' ORDER BY ALL"
+    )
+
+
+async def test_evaluations_of_no_trace_follow_the_response_that_they_name_once(late_store: LateStore) -> None:
+    """An evaluator that knows only the responses: OpenTelemetry has it name them."""
+    await late_store.store([answered(1, "r1", "ro-1"), answered(2, "r2", "ro-2"), answered(3, "r1", "ro-1")])
+    evaluate(late_store, "r1", "r2", "r1", "unknown", "")
     assert (await late_store.run())["logs"] == 3
-    query = "SELECT Rewards['agentlightning.reward.0.value'], RolloutId, AttemptId FROM otel.otel_logs WHERE RolloutId != '' ORDER BY 1"
-    assert late_store.engine.select(query) == [["0", "ro-1", "at-1"], ["1", "ro-2", "at-1"], ["2", "ro-1", "at-1"]]
+    assert evaluated(late_store) == [["0", "ro-1", "at-1"], ["1", "ro-2", "at-1"], ["2", "ro-1", "at-1"]]
     late_store.since = 0
     assert (await late_store.run())["logs"] == 0
     await late_store.store([answered(5, "unknown", "ro-5")])
     late_store.since = 0
     assert (await late_store.run())["logs"] == 1, "a pass over everything finds the calls that came later"
+
+
+async def test_a_response_of_several_attempts_is_left_counted_and_logged_once(
+    late_store: LateStore, caplog: pytest.LogCaptureFixture
+) -> None:
+    await late_store.store([answered(1, "twice", "ro-1"), answered(2, "twice", "ro-2")])
+    evaluate(late_store, "twice", "twice")
+    assert [(await late_store.run())["ambiguous"] for _ in range(2)] == [1, 0], "counted by response and time"
+    evaluate(late_store, "twice", age=16)
+    assert (await late_store.run())["ambiguous"] == 1
+    assert evaluated(late_store) == [] and late_store.maintenance.counts()["ambiguous"] == 2
+    (record,) = [each for each in caplog.records if "several attempts" in each.message]
+    assert "'twice'" in record.message
+
+
+async def test_only_calls_around_an_evaluation_are_its_candidates(late_store: LateStore) -> None:
+    """A model server that counts its responses gives the same ids after a restart."""
+    await late_store.store([answered(1, "r", "ro-old", 9 * 86_400), answered(2, "r", "ro-1", 6 * 86_400), answered(3, "r", "ro-2", 100)])
+    evaluate(late_store, "r", age=86_400)
+    await late_store.run()
+    assert evaluated(late_store) == [["0", "ro-1", "at-1"]]
+
+
+async def test_an_evaluation_waits_for_the_span_of_its_call(late_store: LateStore) -> None:
+    await late_store.store([answered(1, "r", "ro-old", 30 * 86_400)])
+    evaluate(late_store, "r", age=0)
+    await late_store.run()
+    late_store.clock.advance(1)
+    await late_store.store([answered(2, "r", "ro-new")])
+    late_store.clock.advance(4)
+    assert (await late_store.run())["logs"] == 0
+    late_store.clock.advance(15)
+    assert (await late_store.run())["logs"] == 1
+    assert evaluated(late_store) == [["0", "ro-new", "at-1"]]
+    evaluate(late_store, "r", age=-40)
+    late_store.clock.advance(60)
+    await late_store.run()
+    await late_store.store([answered(3, "r", "ro-3")])
+    late_store.since = 0
+    assert (await late_store.run())["logs"] == 0 and len(evaluated(late_store)) == 2, "what has ids keeps them"
+
+
+@pytest.mark.parametrize("refused", [False, True])
+async def test_an_evaluation_waits_while_the_latest_call_has_no_ids(refused: bool, late_store: LateStore, queue: LocalQueue) -> None:
+    latest = answered(2, "r", age=50)
+    latest["attributes"] |= {conventions.INVALID: "its key"} if refused else {}
+    await late_store.store([{**answered(1, "r", "ro-yesterday", 86_400)}, latest])
+    evaluate(late_store, "r", age=40)
+    await late_store.run()
+    assert evaluated(late_store) == ([["0", "ro-yesterday", "at-1"]] if refused else [])
+
+
+async def test_what_is_adopted_gets_its_earlier_evaluations(late_store: LateStore, queue: LocalQueue) -> None:
+    """The trace went on long after the evaluation of its first call."""
+    work = {**span(9, 1, age=90), "traceId": f"{1:032x}", "attributes": {}}
+    await late_store.store([answered(1, "r", age=610), answered(2, "other", age=30), work])
+    evaluate(late_store, "r", "other", age=600)
+    late_store.since = late_store.clock.now - 30
+    report = await late_store.run()
+    assert (report["adopted"], report["logs"]) == (1, 1)
+    (rollout,) = (await queue.client.query_rollouts()).items
+    assert isinstance(rollout, AttemptedRollout)
+    assert evaluated(late_store) == [["0", rollout.rollout_id, rollout.attempt.attempt_id]]
 
 
 @pytest.mark.parametrize("refused_first", [True, False])

@@ -74,7 +74,7 @@ async def test_one_maintainer_works_and_the_other_takes_over(stack: Stack) -> No
     def counting(name: str) -> Maintainer:
         async def work(since: float) -> Report:
             passes.append((name, since))
-            return {"spans": 0, "logs": 0, "adopted": 0, "began": 1000.0 + len(passes)}
+            return {"spans": 0, "logs": 0, "ambiguous": 0, "adopted": 0, "began": 1000.0 + len(passes)}
 
         return Maintainer(queue, work, lease_seconds=30)
 

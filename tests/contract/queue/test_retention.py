@@ -14,7 +14,7 @@ DAY = 86400.0
 
 
 async def no_work(since: float) -> Report:
-    return {"spans": 0, "logs": 0, "adopted": 0, "began": since}
+    return {"spans": 0, "logs": 0, "ambiguous": 0, "adopted": 0, "began": since}
 
 
 async def finished(queue: LocalQueue, *names: str) -> None:

@@ -34,7 +34,7 @@ def test_traces_that_join_their_conversation_are_those_that_would_be_adopted_the
 
 
 def test_log_records_are_identified_by_the_same_expression_everywhere() -> None:
-    texts = named_query("late_log_traces") + named_query("late_log_copy") + named_query("late_evaluation_copy")
+    texts = "".join(map(named_query, ("late_log_traces", "late_log_copy", "late_evaluation_copy", "late_responses")))
     assert set(re.findall(r"BatchId, BatchPos, Timestamp, cityHash64\(([^)]+\))\)", texts)) == {
         "SpanId, SeverityText, EventName, Body, toString(LogAttributes)"
     }
