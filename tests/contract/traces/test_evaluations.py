@@ -18,6 +18,7 @@ from agl_otel.traces.opened import TraceStore
 from agl_otel.traces.reader import TraceReader
 from agl_otel.types import AttemptedRollout, Event
 from agl_otel_hook import conventions
+from tests.contract.store.test_sql_of_docs import query_of_docs
 from tests.contract.traces.test_reader import attempt, call, insert, rollout, row
 
 AT = 1_750_000_000
@@ -55,7 +56,11 @@ async def rewards(reader: TraceReader) -> tuple[float | None, list[tuple[str, fl
     (run,) = (await reader.run_figures(["ro-1"])).to_pylist()
     assert figures.reward == run["Reward"] == last
     assert figures.spans == traces.spans == run["Spans"], "records are no spans"
-    spans = with_evaluations(await reader.spans(["ro-1"]), await reader.evaluations(["ro-1"]), whole=True)
+    records = await reader.evaluations(["ro-1"])
+    if not records:
+        (day,) = await reader.query(query_of_docs(), own=False)
+        assert (day["mean"] if int(day["rewarded"]) else None) == last
+    spans = with_evaluations(await reader.spans(["ro-1"]), records, whole=True)
     assert find_final_reward(spans) == last
     outline, _ = await reader.outline("ro-1", limit=100)
     assert {name: value for span in outline for name, value in span.rewards.items()}.keys() >= figures.rewards.keys()
@@ -131,12 +136,25 @@ async def test_evaluations_of_one_time_are_in_the_order_of_name_and_value(engine
         return events(*(evaluation(*each) for each in given)) | {"Events.Timestamp": [f"{AT:.9f}"] * len(given)}
 
     insert(engine, row(2, **same((0.2, "a"))), row(1, **same((0.9, "a"), (0.1, "a"))))
+    assert await rewards(reader) == (0.9, [("a", 0.1), ("a", 0.2), ("a", 0.9)])
     log(engine, record(evaluation(0.3, "a")), record(evaluation(0.4, "aa"), SpanId="s2"))
     assert await rewards(reader) == (0.4, [("a", 0.1), ("a", 0.2), ("a", 0.3), ("a", 0.9), ("aa", 0.4)])
     insert(engine, row(3, **same((10.0, "b"), (9.0, "b"), (99.0, "ab"))))
     assert (await rewards(reader))[0] == 10.0
     log(engine, record(evaluation("x", "b") | {conventions.EVALUATION_SCORE: "nan"}))
     assert (await rewards(reader))[0] is None
+
+
+async def test_evaluations_count_by_time_and_emitted_rewards_by_sequence(engine: TraceStore, reader: TraceReader) -> None:
+    def emitted(number: int, reward: float, at: int) -> dict[str, Any]:
+        return row(number, conventions.SPAN_ANNOTATION, {conventions.reward_value_key(0): str(reward)}, Timestamp=f"{at:.9f}")
+
+    insert(engine, row(1, **events(evaluation(0.9), at=AT + 10)), row(2, **events(evaluation(0.1), at=AT)))
+    assert (await rewards(reader))[0] == 0.9
+    insert(engine, emitted(10, 0.3, AT + 20), emitted(11, 0.4, AT + 11))
+    assert (await rewards(reader))[0] == 0.4
+    insert(engine, row(3, **events(evaluation(0.5), at=AT + 15)))
+    assert (await rewards(reader))[0] == 0.5, "not earlier than the last emitted one"
 
 
 async def test_times_are_compared_by_the_nanosecond(engine: TraceStore, reader: TraceReader) -> None:
