@@ -69,7 +69,7 @@ class Evaluation(NamedTuple):
 
 
 def place_of(time: int, name: str, value: float) -> tuple[int, str, bool, float]:
-    """Return the key that orders evaluations: by time, then name, then value, NaN last, so that every reader takes the same for the last."""
+    """Return the key that orders evaluations: by time, then name, then value, NaN last: every reader takes the same for the last."""
     return time, name, math.isnan(value), value
 
 

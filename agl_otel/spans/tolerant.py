@@ -17,7 +17,9 @@ MAX_BRACKETS: Final = 1_000_000  # lists and objects in one text: each of two or
 MALFORMED: Final = (ValueError, TypeError, LookupError, AttributeError, ArithmeticError, RecursionError, MemoryError)
 """Errors that code raises on values of another shape than it expects."""
 _WHOLE: Final = re.compile(r"[+-]?[0-9]{1,19}")
-_NUMBER: Final = re.compile(r"[+-]?(?:(?:[0-9]+\.?[0-9]*|\.[0-9]+)(?:e[+-]?[0-9]+)?|inf(?:inity)?|nan(?:\([a-z0-9_]*\))?)", re.IGNORECASE | re.ASCII)
+_NUMBER: Final = re.compile(
+    r"[+-]?(?:(?:[0-9]+\.?[0-9]*|\.[0-9]+)(?:e[+-]?[0-9]+)?|inf(?:inity)?|nan(?:\([a-z0-9_]*\))?)", re.IGNORECASE | re.ASCII
+)
 
 
 def json_of(text: str) -> Any:

@@ -106,9 +106,7 @@ def rewards_of(rows: Iterable[Mapping[str, Any]]) -> dict[AttemptKey, list[Rewar
             given.setdefault(key, []).extend(found)
         elif found:
             emitted.setdefault(key, []).append((int(row["Time"]), found))
-    ordered = {
-        key: sorted(found, key=lambda each: place_of(each.time or 0, each.name, each.value)) for key, found in evaluations.items()
-    }
+    ordered = {key: sorted(found, key=lambda each: place_of(each.time or 0, each.name, each.value)) for key, found in evaluations.items()}
     rewards = {key: _placed(emitted.get(key, []), ordered.get(key, [])) + given.get(key, []) for key in emitted | ordered | given}
     return {key: found for key, found in rewards.items() if found}
 

@@ -57,7 +57,7 @@ CREATE TABLE IF NOT EXISTS otel.otel_traces (
     DEFAULT multiSearchAny(SpanAttributes['gen_ai.input.messages'], ['"image', '"input_image', '"blob"', '"uri"', '"file"', '"audio', '"input_audio', '"video', '"input_video']),
   ConversationId String DEFAULT SpanAttributes['gen_ai.conversation.id'] CODEC(LZ4),
   Rewards Map(LowCardinality(String), String) DEFAULT multiIf(
-    mapExists((key, value) -> match(key, '^agentlightning[.]reward[.](0|[1-9][0-9]{0,8})[.]value$'), Facts), mapFilter((key, value) -> startsWith(key, 'agentlightning.reward.'), Facts),
+    mapExists((key, value) -> match(key, '^agentlightning\\.reward\\.(0|[1-9][0-9]{0,8})\\.value$'), Facts), mapFilter((key, value) -> startsWith(key, 'agentlightning.reward.'), Facts),
     has(Events.Name, 'gen_ai.evaluation.result'), CAST(arrayMap(results -> arrayFlatten(arrayMap((result, place) -> arrayFilter(pair -> pair.2 != '', [
         (concat('agentlightning.reward.', toString(place - 1), '.name'), result.3['gen_ai.evaluation.name']),
         (concat('agentlightning.reward.', toString(place - 1), '.value'), result.1),

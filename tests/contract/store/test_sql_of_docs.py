@@ -27,7 +27,7 @@ def test_the_sql_page_of_the_dashboard_begins_with_the_query_of_the_docs() -> No
 
 
 async def test_the_query_of_rewards_by_day_gives_the_final_rewards(store: LightningStore) -> None:
-    """Of an attempt with a later reward, one that a grader judged, one with a late reward besides, two whose last one is not usable, and one without."""
+    """Of an attempt with a later reward, one that a grader judged, one with a late one, two with an unusable last one, one without."""
     key = conventions.reward_value_key(0)
     given: list[list[dict[str, Any]]] = [
         [{key: 0.25}, {key: 0.75}],

@@ -158,7 +158,7 @@ async def test_evaluations_count_by_time_and_emitted_rewards_by_sequence(engine:
 
 
 async def test_times_are_compared_by_the_nanosecond(engine: TraceStore, reader: TraceReader) -> None:
-    two = events(evaluation(0.1, "a"), evaluation(0.9, "z")) | {"Events.Timestamp": [f"{AT}.000000100", f"{AT}.000000050"]}
+    two: dict[str, Any] = events(evaluation(0.1, "a"), evaluation(0.9, "z")) | {"Events.Timestamp": [f"{AT}.000000100", f"{AT}.000000050"]}
     emitted = row(2, conventions.SPAN_ANNOTATION, {conventions.reward_value_key(0): "0.7"}, Timestamp=f"{AT}.000000090")
     insert(engine, row(1, **two), emitted)
     assert await rewards(reader) == (0.1, [("z", 0.9), ("", 0.7), ("a", 0.1)])
@@ -211,8 +211,9 @@ async def test_an_evaluation_is_of_the_call_of_its_span_or_of_its_response(engin
 SCORES: list[tuple[object, object]] = [
     *((None, label) for label in LABELS),
     *((None, label.title()) for label in LABELS),
-    *((score, None) for score in (0, 1, -2, 0.1, 1e-300, 12345678901234567890, "0.25", "3", "much", "", True, "nan", "inf", "1_000", " 1", "1\n", "１",
-                               "1e1_0", "+.5", "1.", ".", "1e", "Infinity", "-NaN", "nan(1)", "1e400", "0x10", "1\x00")),
+    *((score, None) for score in (0, 1, -2, 0.1, 1e-300, 12345678901234567890, "0.25", "3", "much", "", True, "nan", "inf",
+                               "1_000", " 1", "1\n", "１", "1e1_0", "+.5", "1.", ".", "1e", "Infinity", "-NaN", "nan(1)",
+                               "1e400", "0x10", "1\x00")),
     (0.5, "fail"), ("much", "pass"), (True, "false"), (None, "meh"), (None, ""), (None, None),
 ]  # fmt: skip
 
