@@ -8,7 +8,9 @@ from __future__ import annotations
 
 import json
 import re
-from collections.abc import Callable, Iterator, Mapping
+from collections import defaultdict, deque
+from collections.abc import Iterator, Mapping
+from dataclasses import dataclass
 from typing import Any, Final, cast
 
 from agl_otel.errors import UsageError
@@ -78,26 +80,43 @@ def _messages(contents: Any) -> list[Json]:
     return [message for content in _items(contents) for message in _content(content, calls)]
 
 
+@dataclass(slots=True)
+class _Call:
+    identity: str
+    is_open: bool = True
+
+
 class _Calls:
     """The ids of tool calls: those of the request, else made up. An answer without one is of the first open call of that name."""
 
     def __init__(self) -> None:
-        self._open: list[tuple[str, str]] = []
+        self._by_id: defaultdict[str, deque[_Call]] = defaultdict(deque)
+        self._by_name: defaultdict[str, deque[_Call]] = defaultdict(deque)
         self._count = 0
 
-    def called(self, name: str, given: Any) -> str:
+    def called(self, name: str, given: str | None) -> str:
         self._count += 1
-        identity = given if isinstance(given, str) and given else f"call_{self._count}"
-        self._open.append((identity, name))
-        return identity
+        call = _Call(given or f"call_{self._count}")
+        self._by_name[name].append(call)
+        if given:
+            self._by_id[given].append(call)
+        return call.identity
 
-    def answered(self, name: str, given: Any) -> str:
-        fits: Callable[[tuple[str, str]], bool] = lambda call: call[0] == given or (not given and call[1] == name)  # noqa: E731
-        found = next(filter(fits, self._open), None)
-        if found is None:
-            raise UsageError(f"the functionResponse of {name[:100]!r} answers no functionCall before it, or one that is answered already")
-        self._open.remove(found)
-        return found[0]
+    def answered(self, name: str, given: str | None) -> str:
+        waiting = self._by_id[given] if given else self._by_name[name]
+        while waiting:
+            call = waiting.popleft()
+            if call.is_open:
+                call.is_open = False
+                return call.identity
+        raise UsageError(f"the functionResponse of {name[:100]!r} answers no functionCall before it, or one that is answered already")
+
+
+def _id(given: Json) -> str | None:
+    identity = given.get("id")
+    if identity is not None and not isinstance(identity, str):
+        raise UsageError("the id of a functionCall, and of a functionResponse, must be a text")
+    return identity
 
 
 def _content(content: Any, calls: _Calls) -> Iterator[Json]:
@@ -114,7 +133,7 @@ def _content(content: Any, calls: _Calls) -> Iterator[Json]:
         if (answer := _get(part, "functionResponse")) is not None:
             given = _object(answer)
             name = str(given.get("name") or "")
-            yield {"role": "tool", "tool_call_id": calls.answered(name, given.get("id")), "content": _output(given.get("response"))}
+            yield {"role": "tool", "tool_call_id": calls.answered(name, _id(given)), "content": _output(given.get("response"))}
         else:
             rest.append(_asked(part))
     if rest:
@@ -132,7 +151,7 @@ def _said(parts: list[Json], calls: _Calls) -> Json:
             given = _object(call)
             name = str(given.get("name") or "")
             function = {"name": name, "arguments": json.dumps(given.get("args") or {}, ensure_ascii=False)}
-            made.append({"id": calls.called(name, given.get("id")), "type": "function", "function": function})
+            made.append({"id": calls.called(name, _id(given)), "type": "function", "function": function})
     more = ({"reasoning_content": texts[True]} if texts[True] else {}) | ({"tool_calls": made} if made else {})
     return {"role": "assistant", "content": texts[False] or None if made else texts[False], **more}
 

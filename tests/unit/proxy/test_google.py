@@ -72,6 +72,17 @@ def test_contents_become_messages(contents: Any, messages: list[Any]) -> None:
     assert chat(contents=contents)["messages"] == messages
 
 
+def test_answers_in_reverse_order_are_found_at_once() -> None:
+    many = range(100_000)  # a search through the open calls for each would take minutes
+    made = [{"functionCall": {"name": "f", "id": f"c{number}"}} for number in many]
+    answers = [{"functionResponse": {"name": "f", "id": f"c{number}", "response": {}}} for number in reversed(many)]
+    unnamed = {"functionResponse": {"name": "f", "response": {}}}
+    asked = [{"role": "model", "parts": [*made, CALL]}, {"parts": [*answers, unnamed]}]
+    said, *answered = chat(contents=asked)["messages"]
+    identities = [call["id"] for call in said["tool_calls"]]
+    assert [message["tool_call_id"] for message in answered] == [*reversed(identities[:-1]), identities[-1]]
+
+
 @pytest.mark.parametrize(
     ("asked", "held"),
     [
