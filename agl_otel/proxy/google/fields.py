@@ -15,7 +15,7 @@ _LOWER: Final = re.compile(r"(?<=[a-z0-9])_([a-z])")
 
 def camel(name: str) -> str:
     """Return a name in camelCase. Google's API takes names in snake_case, too."""
-    return _LOWER.sub(lambda letter: letter[1].upper(), name)
+    return _LOWER.sub(lambda letter: letter[1].upper(), name) if "_" in name else name
 
 
 def fields(value: Any, where: str, known: Set[str]) -> Json:

@@ -1,7 +1,8 @@
 """Translate a request of generateContent to one of chat/completions. Pure.
 
 Names may be written in camelCase or snake_case, as Google's API takes them. Fields that do not change what is sampled (safetySettings,
-labels, includeThoughts, thought signatures) are left out. Any other that has no counterpart is refused.
+labels, includeThoughts, thought signatures), and schemas of what functions return, are left out. Any other without a counterpart is
+refused.
 """
 
 from __future__ import annotations
