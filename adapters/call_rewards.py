@@ -16,10 +16,11 @@ from numpy.typing import NDArray
 
 from agl_otel.adapters.trajectories import TrajectoryBatch
 from agl_otel.types.columns import AttemptKey, Traces
+from agl_otel.types.scores import is_usable
 
 
 def call_rewards(traces: Traces, batch: TrajectoryBatch, reward_name: str | None = None) -> NDArray[np.float32]:
-    """Return each transition's own reward, float32 [transitions]; NaN if it has none or one that is not finite.
+    """Return each transition's own reward, float32 [transitions]; NaN if it has none or one that is not usable (types/scores.py).
 
     Args:
         traces: the traces that `batch` was made from.
@@ -44,9 +45,9 @@ def call_rewards(traces: Traces, batch: TrajectoryBatch, reward_name: str | None
                 continue
             before = bisect.bisect_left(free, (reward.sequence, -1))
             if before and reward.is_of(reward_name):
-                found[free.pop(before - 1)[1]] = reward.value if math.isfinite(reward.value) else math.nan
+                found[free.pop(before - 1)[1]] = reward.value if is_usable(reward.value) else math.nan
         for reward in traces.rewards.get(key, ()):
             if reward.time is not None and reward.is_of(reward_name):
                 evaluated = called.get((key, reward.span_id)) or called.get((key, reward.response_id)) or []
-                found[evaluated] = reward.value if math.isfinite(reward.value) else math.nan
+                found[evaluated] = reward.value if is_usable(reward.value) else math.nan
     return found

@@ -18,8 +18,9 @@ from agl_otel.errors import UsageError
 from agl_otel.spans.agents import agent_name
 from agl_otel.spans.calls import JoinedCall, Joiner, repeated
 from agl_otel.spans.conversations import read_call
-from agl_otel.spans.rewards import emitted_reward, evaluations_by_call
+from agl_otel.spans.rewards import emitted_reward, evaluations_by_call, last_of
 from agl_otel.types import Span
+from agl_otel.types.scores import is_usable
 from agl_otel_hook import conventions
 
 if TYPE_CHECKING:
@@ -193,8 +194,10 @@ class TraceTree:
         evaluated = evaluations_by_call(node.span for node in self._walk())
         for call in calls:
             names = {name for each in call.calls for name in (each.response_id, getattr(each.span, "span_id", ""))}
-            if found := [evaluated[name] for name in names if name in evaluated]:
-                rewards[call.node.id] = max(found).value
+            if last := last_of(evaluated[name] for name in names if name in evaluated):
+                rewards.pop(call.node.id, None)
+                if is_usable(last.value):
+                    rewards[call.node.id] = last.value
         return rewards
 
     def visualize(self, filename: str, interested_span_match: str | None = None) -> None:

@@ -22,7 +22,7 @@ from agl_otel.spans.conversations import ModelCall, read_call
 from agl_otel.spans.dialects import agl, litellm
 from agl_otel.spans.dialects.dialect import Message
 from agl_otel.spans.history import SpanKey, expand_prompts, expand_spans
-from agl_otel.spans.rewards import emitted_reward, evaluations_by_call
+from agl_otel.spans.rewards import emitted_reward, evaluations_by_call, last_of, usable
 from agl_otel.types import Span, Triplet
 from agl_otel.types.columns import shared
 from agl_otel_hook import conventions
@@ -199,7 +199,7 @@ class LlmProxyTraceToTriplet(TraceToTripletBase):
         prompts, unused, evaluated = expand_prompts(spans), repeated(spans), evaluations_by_call(spans)
         calls: list[tuple[int, Triplet]] = []
         waiting: list[int] = []
-        judged: dict[int, float] = {}
+        judged: dict[int, float | None] = {}
         seen: set[str] = set()
         for span in spans:
             if (value := emitted_reward(span)) is not None:
@@ -218,8 +218,8 @@ class LlmProxyTraceToTriplet(TraceToTripletBase):
                 waiting.append(len(calls))
                 calls.append((span.sequence_id, triplet))
                 names = (span.span_id, call.response_id)
-                if found := [evaluated[key] for key in names if key in evaluated]:
-                    judged[len(calls) - 1] = max(found).value
+                if last := last_of(evaluated[key] for key in names if key in evaluated):
+                    judged[len(calls) - 1] = usable(last.value)
         for place, value in judged.items():
             calls[place][1].reward = value
         return [triplet for _, triplet in calls]

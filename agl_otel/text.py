@@ -83,9 +83,16 @@ def without_secrets(value: Any) -> Any:
 
 def error_text(error: BaseException) -> str:
     """An error's name and what it says, without secrets, at most MAX_ERROR characters; its repr may hold all headers of a request."""
-    said = printable(without_secrets(str(error)))
+    said = printable(without_secrets(_said(error)))
     text = f"{type(error).__name__}: {said}" if said else type(error).__name__
     return text if len(text) <= MAX_ERROR else f"{text[:MAX_ERROR]} …"
+
+
+def _said(error: BaseException) -> str:
+    try:
+        return str(error)
+    except Exception:  # noqa: BLE001 - of a class of others whose own text fails
+        return ""
 
 
 def _hides(name: str, value: object) -> bool:

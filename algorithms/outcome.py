@@ -10,6 +10,7 @@ from contextvars import ContextVar
 from typing import Final, Protocol
 
 from agl_otel.errors import AglError
+from agl_otel.text import error_text
 
 _log = logging.getLogger(__name__)
 OUTCOME_SECONDS: Final = 5.0  # for recording how a run ended: the stack may have ended first
@@ -37,10 +38,11 @@ async def outcome_recorded(store: OutcomeStore, run_id: str, algorithm: str) -> 
         yield
         return
     before = _RECORDED.set(run_id)
-    outcome = "finished"
+    outcome = ""
     try:
         await _record(store, run_id, "", algorithm)
         yield
+        outcome = "finished"
     except BaseException as error:
         outcome = _outcome_of(error)
         raise
@@ -50,14 +52,14 @@ async def outcome_recorded(store: OutcomeStore, run_id: str, algorithm: str) -> 
 
 
 def _outcome_of(error: BaseException) -> str:
-    if isinstance(error, asyncio.CancelledError | KeyboardInterrupt):
+    if isinstance(error, asyncio.CancelledError | KeyboardInterrupt | SystemExit):
         return "interrupted"
-    return f"error: {error}" if isinstance(error, AglError) else f"error: {type(error).__name__}: {error}"
+    return f"error: {error}" if isinstance(error, AglError) else f"error: {error_text(error)}"
 
 
 async def _record(store: OutcomeStore, run_id: str, outcome: str, algorithm: str) -> None:
     try:
         async with asyncio.timeout(OUTCOME_SECONDS):
             await store.record_outcome(run_id, outcome[:OUTCOME_CHARACTERS], algorithm=algorithm)
-    except (AglError, TimeoutError) as error:
+    except Exception as error:  # noqa: BLE001 - a store of others may raise anything, and must not hide how the run ended
         _log.warning("that run %s is %s could not be recorded: %s", run_id, outcome.partition(":")[0] or "begun", error)

@@ -22,7 +22,8 @@ VERSIONS: Final = "return_weight_versions"
 UNNAMED: Final = "default"
 """Both engines' label of weights that nobody has named."""
 MAX_EXPERTS_BYTES: Final = 32 << 20  # of base64: half of an OTLP request
-_SKIPPED: Final = ("routed_experts_prompt_start", "routed_experts_start_len")
+_SKIPPED: Final = {True: "routed_experts_start_len", False: "routed_experts_prompt_start"}
+"""{whether the experts are flat: the field by which a request of that engine leaves out those of the first prompt tokens}."""
 
 
 class VersionSpan(NamedTuple):
@@ -83,11 +84,13 @@ def experts_of(choice: Choice, prompt_tokens: int, body: Mapping[str, Any]) -> s
     given = choice.experts
     if not given:
         return ""
-    rows = prompt_tokens + len(choice.token_ids) - 1
-    skipped = max((integer(body.get(name)) or 0 for name in _SKIPPED), default=0)
-    rows -= min(max(0, skipped), rows)
     found = decode(given)
-    if found is None or not rows or not found.size or found.size % rows:
+    if found is None:
+        return None
+    rows = prompt_tokens + len(choice.token_ids) - 1
+    skipped = integer(body.get(_SKIPPED[found.ndim == 1])) or 0
+    rows -= min(max(0, skipped), rows)
+    if not rows or not found.size or found.size % rows:
         return None
     experts = found if found.ndim > 1 else found.reshape(rows, -1)
     return encode(experts) if len(experts) == rows else None

@@ -52,7 +52,10 @@ def _of_model(span: Span) -> ReadableSpan:
         _context(span.trace_id, span.parent_id, "parent id") if span.parent_id else None,
         Resource(encodable(span.resource.attributes)),
         encodable(span.attributes),
-        [Event(event.name, encodable(event.attributes), unix_nano(event.timestamp) or start) for event in span.events],
+        [
+            Event(event.name, encodable(event.attributes), unix_nano(event.timestamp, event.time_unix_nano) or start)
+            for event in span.events
+        ],
         [Link(_context(link.context.trace_id, link.context.span_id, "a link"), encodable(link.attributes or {})) for link in span.links],
         SpanKind.__members__.get(span.kind.upper(), SpanKind.INTERNAL),
         status=Status(StatusCode[span.status.status_code], span.status.description),

@@ -47,7 +47,7 @@ def with_records(spans: Sequence[Span], records: Iterable[Mapping[str, Any]]) ->
             body = record.get("body")
             add(key, {**(body if isinstance(body, Mapping) else {}), **attributes})
         elif name:
-            found.setdefault(key, []).append(Event(name=name, attributes={**attributes, "body": record.get("body")}))
+            found.setdefault(key, []).append(Event(name=name, attributes={**attributes, "body": record.get("body")}, is_record=True))
     return [_with(span, found.get(key, ()), details.get(key, {})) for span in spans for key in [(span.trace_id, span.span_id)]]
 
 

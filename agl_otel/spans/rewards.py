@@ -16,6 +16,7 @@ from typing import Any, Final, NamedTuple, TypeVar, cast
 from agl_otel.spans.attributes import RewardPydanticModel
 from agl_otel.spans.tolerant import json_of, number_of
 from agl_otel.types import SpanLike
+from agl_otel.types.scores import is_usable
 from agl_otel_hook import conventions
 
 AGENTOPS_OUTPUTS: Final = ("agentops.task.output", "agentops.entity.output")
@@ -63,68 +64,93 @@ class Evaluation(NamedTuple):
     value: float
     response_id: str
     """The id of the model call's response that it is about; empty: its span says what it is about."""
+    is_record: bool
+    """Whether it was sent as a log record, which counts whatever its span is."""
+
+
+def place_of(time: int, name: str, value: float) -> tuple[int, str, bool, float]:
+    """Return the key that orders evaluations: by time, then name, then value, NaN last: every reader takes the same for the last."""
+    return time, name, math.isnan(value), value
+
+
+def last_of(evaluations: Iterable[Evaluation]) -> Evaluation | None:
+    """Return the last of some evaluations; None without any."""
+    return max(evaluations, key=lambda each: place_of(*each[:3]), default=None)
 
 
 def evaluations_of(span: Readable) -> list[Evaluation]:
-    """Return the evaluations with a number on a span, the latest first; [] for a span with rewards of ours, whose events repeat them."""
-    if any(key.startswith(f"{conventions.REWARD}.") for key in attributes_of(span)):
-        return []
-    found = [event for event in getattr(span, "events", None) or () if event.name == conventions.EVALUATION]
-    made = [_evaluation(event.timestamp, event.attributes or {}) for event in found]
-    return sorted(filter(None, reversed(made)), key=lambda each: -each.time)
+    """Return the evaluations with a number on a span, the last first; events of a span with reward values of ours repeat those."""
+    repeats = any((match := _DIMENSION.fullmatch(key)) and match[2] == "value" for key in attributes_of(span))
+    made = [_evaluation(event) for event in getattr(span, "events", None) or () if event.name == conventions.EVALUATION]
+    found = [each for each in made if each is not None and (each.is_record or not repeats)]
+    return sorted(found, key=lambda each: place_of(*each[:3]), reverse=True)
 
 
 def evaluations_by_call(spans: Iterable[Readable]) -> dict[str, Evaluation]:
     """Return {id of a span, or of a model call's response: the last evaluation of it}, of stored spans."""
-    found: dict[str, Evaluation] = {}
+    found: dict[str, list[Evaluation]] = {}
     for span in spans:
-        if not _is_late(span):
-            for each in reversed(evaluations_of(span)):
-                response = each.response_id or str(attributes_of(span).get(conventions.RESPONSE_ID, ""))
-                for key in {str(getattr(span, "span_id", "")), response} - {""}:
-                    if key not in found or each.time >= found[key].time:
-                        found[key] = each
-    return found
+        for each in _counted(span):
+            response = each.response_id or str(attributes_of(span).get(conventions.RESPONSE_ID, ""))
+            for key in {str(getattr(span, "span_id", "")), response} - {""}:
+                found.setdefault(key, []).append(each)
+    return {key: last for key, several in found.items() if (last := last_of(several))}
 
 
-def _evaluation(timestamp: float | None, attributes: Mapping[str, Any]) -> Evaluation | None:
+def _counted(span: Readable) -> list[Evaluation]:
+    late = _is_late(span)
+    return [each for each in evaluations_of(span) if each.is_record or not late]
+
+
+def _evaluation(event: Any) -> Evaluation | None:
+    attributes: Mapping[str, Any] = event.attributes or {}
     value = number_of(attributes.get(conventions.EVALUATION_SCORE))
     if value is None:
         value = LABELS.get(str(attributes.get(conventions.EVALUATION_LABEL)).lower())
     if value is None:
         return None
-    time = timestamp if isinstance(timestamp, int) else int((timestamp or 0) * 10**9)  # the SDK's are nanoseconds
+    time = getattr(event, "time_unix_nano", None) or event.timestamp or 0
     name, response = (str(attributes.get(key, "")) for key in (conventions.EVALUATION_NAME, conventions.RESPONSE_ID))
-    return Evaluation(time, name, value, response)
+    nanoseconds = time if isinstance(time, int) else int(time * 10**9)  # the SDK's are nanoseconds
+    return Evaluation(nanoseconds, name, value, response, bool(getattr(event, "is_record", False)))
 
 
 def get_rewards_from_span(span: Readable) -> list[RewardPydanticModel]:
-    """Return all dimensions of a span's reward, the primary one first, or its evaluations, the latest first; [] without a primary one.
+    """Return all dimensions of a span's reward, the primary one first, or its evaluations, the last first; [] without a usable first one.
 
-    A dimension whose value is not a finite number is ignored.
+    Other dimensions that are not usable (types/scores.py) are left out.
     """
-    evaluations = [(0, each.name, each.value) for each in evaluations_of(span)]
-    found = [each for each in evaluations or dimensions_of(attributes_of(span)) if math.isfinite(each[2])]
-    return [RewardPydanticModel(name=name, value=value) for _, name, value in found] if found and found[0][0] == 0 else []
+    found = dimensions_of(attributes_of(span)) or [(0, each.name, each.value) for each in evaluations_of(span)]
+    if not found or found[0][0] != 0 or not is_usable(found[0][2]):
+        return []
+    return [RewardPydanticModel(name=name, value=value) for _, name, value in found if is_usable(value)]
 
 
 def get_reward_value(span: Readable) -> float | None:
-    """Return the primary reward of a span, or its latest evaluation; None without one.
+    """Return the primary reward of a span, else its last evaluation; None without one, or if it is not usable (types/scores.py).
 
     None of a span that began after its attempt had ended counts. Also reads AgentOps' form and that of releases before 0.3.
     """
-    if _is_late(span):
-        return None
-    if rewards := get_rewards_from_span(span):
-        return rewards[0].value
-    return emitted_reward(span)
+    value = _emitted(span)
+    if value is None and (found := _counted(span)):
+        value = found[0].value
+    return usable(value)
 
 
 def emitted_reward(span: Readable) -> float | None:
     """Return the reward of a span as `get_reward_value`, evaluations left out: those are of their span, or of a call."""
+    return usable(_emitted(span))
+
+
+def usable(value: float | None) -> float | None:
+    """Return a reward, or None if it does not count (types/scores.py)."""
+    return value if value is not None and is_usable(value) else None
+
+
+def _emitted(span: Readable) -> float | None:
     if _is_late(span):
         return None
-    found = [each for each in dimensions_of(attributes_of(span)) if math.isfinite(each[2])]
+    found = dimensions_of(attributes_of(span))
     if found and found[0][0] == 0:
         return found[0][2]
     attributes = attributes_of(span)
@@ -152,18 +178,18 @@ def find_reward_spans(spans: Sequence[AnySpan]) -> list[AnySpan]:
 
 
 def find_final_reward(spans: Sequence[Readable]) -> float | None:
-    """Return the reward of the last span that has one, in the given order; None without one.
+    """Return the reward of the last span that has one, in the given order; None without one, or if it is not usable (types/scores.py).
 
-    The last evaluation counts instead if it is not earlier than that span. If the runner set rewards, only those count.
+    The last evaluation counts instead if it is not earlier than that span. If the runner set rewards, only those count. An evaluation that
+    came as a log record is found on its span; of an attempt without any span there is none.
     """
-    emitted = [(span, value) for span in reversed(spans) if (value := emitted_reward(span)) is not None]
+    emitted = [(span, value) for span in reversed(spans) if (value := _emitted(span)) is not None]
     if given := [value for span, value in emitted if conventions.REWARD_GIVEN in attributes_of(span)]:
-        return given[0]
-    evaluated = [[each for each in evaluations_of(span) if math.isfinite(each.value)] for span in spans if not _is_late(span)]
-    last = max((found[0] for found in evaluated if found), default=None)
+        return usable(given[0])
+    last = last_of(each for span in spans for each in _counted(span))
     if emitted and (last is None or _began(emitted[0][0]) > last.time):
-        return emitted[0][1]
-    return None if last is None else last.value
+        return usable(emitted[0][1])
+    return None if last is None else usable(last.value)
 
 
 def _began(span: Readable) -> float:

@@ -17,6 +17,9 @@ MAX_BRACKETS: Final = 1_000_000  # lists and objects in one text: each of two or
 MALFORMED: Final = (ValueError, TypeError, LookupError, AttributeError, ArithmeticError, RecursionError, MemoryError)
 """Errors that code raises on values of another shape than it expects."""
 _WHOLE: Final = re.compile(r"[+-]?[0-9]{1,19}")
+_NUMBER: Final = re.compile(
+    r"[+-]?(?:(?:[0-9]+\.?[0-9]*|\.[0-9]+)(?:e[+-]?[0-9]+)?|inf(?:inity)?|nan(?:\([a-z0-9_]*\))?)", re.IGNORECASE | re.ASCII
+)
 
 
 def json_of(text: str) -> Any:
@@ -65,10 +68,10 @@ def whole_of(value: Any) -> int:
 
 
 def number_of(value: Any) -> float | None:
-    """Return a number, also from text, which may be NaN or infinite; None for other values."""
-    if isinstance(value, bool) or not isinstance(value, (int, float, str)):
+    """Return a number, also from text, which may be NaN or infinite; None for other values, like ClickHouse's toFloat64OrNull."""
+    if isinstance(value, bool) or not isinstance(value, (int, float, str)) or (isinstance(value, str) and not _NUMBER.fullmatch(value)):
         return None
     try:
-        return float(value)
+        return float(value.partition("(")[0] if isinstance(value, str) else value)
     except (ValueError, OverflowError):
         return None

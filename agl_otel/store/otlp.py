@@ -45,7 +45,10 @@ def scope_head(span: Span) -> bytes:
 def span_field(span: Span, attributes: Mapping[str, Any], now_nano: int) -> bytes:
     """Encode the span with these attributes for `wire.of_parts`. Raises UsageError for an id that OTLP cannot carry."""
     start = unix_nano(span.start_time, span.start_time_unix_nano) or now_nano
-    rest = [wire.event_field(event.name, unix_nano(event.timestamp) or start, encodable(event.attributes)) for event in span.events]
+    rest = [
+        wire.event_field(event.name, unix_nano(event.timestamp, event.time_unix_nano) or start, encodable(event.attributes))
+        for event in span.events
+    ]
     rest += [
         wire.link_field(
             id_bytes(link.context.trace_id, 16, f"a link's trace id of span {span.span_id}"),

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import math
 from collections import Counter
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
@@ -19,9 +18,9 @@ from agl_otel.traces.rows import rewards_of, unread_labels
 from agl_otel.traces.tokens import Table, reward_rows, strings
 from agl_otel.traces.verdict import decide
 from agl_otel.types import Attempt, Model, RunMembers, TrainingRun, Verdict
-from agl_otel.types.columns import AttemptKey
+from agl_otel.types.columns import AttemptKey, Reward
 from agl_otel.types.sampling import Contract
-from agl_otel.types.scores import MAX_REWARD, SCORED_MODES, Score, asked_of, is_usable
+from agl_otel.types.scores import SCORED_MODES, Score, asked_of, is_usable
 
 SETTLED_SECONDS: Final = 30.0  # after an attempt's end, until which its last spans may still arrive
 BUCKETS: Final = 100
@@ -39,7 +38,7 @@ class AttemptFigures(Model):
     reward: float | None = None
     """The last primary reward; None where there is none, or it does not count (types/scores.py)."""
     rewards: dict[str, float] = Field(default_factory=dict[str, float])
-    """The last value of each named dimension."""
+    """The last value of each named dimension, without those whose last one does not count."""
     conversation_ids: list[str] = Field(default_factory=list[str])
     """The values of `gen_ai.conversation.id` on its spans, in order of time."""
     unread_labels: dict[str, int] = Field(default_factory=dict[str, int])
@@ -119,7 +118,7 @@ def attempt_figures(table: Table, attempts: Sequence[Attempt], now: float) -> li
             verdict=verdict,
             final=is_final(verdict, attempt, now),
             reward=primary[-1] if primary and is_usable(primary[-1]) else None,
-            rewards={reward.name or str(reward.index): reward.value for reward in own if math.isfinite(reward.value)},
+            rewards=_named(own),
             conversation_ids=conversations.get(key, []),
             unread_labels=unread.get(key, {}),
             spans=row.get("IsSpan_sum", 0),
@@ -130,6 +129,11 @@ def attempt_figures(table: Table, attempts: Sequence[Attempt], now: float) -> li
         )
         found.append(figures)
     return found
+
+
+def _named(rewards: Iterable[Reward]) -> dict[str, float]:
+    last = {reward.name or str(reward.index): reward.value for reward in rewards}
+    return {name: value for name, value in last.items() if is_usable(value)}
 
 
 def _conversations(table: Table) -> dict[AttemptKey, list[str]]:
@@ -163,7 +167,6 @@ def curve_of(members: RunMembers, table: Table, finished: frozenset[str]) -> Cur
     place = pc.index_in(pa.array(members.rollout_ids, pa.string()), value_set=table.column("RolloutId").cast(pa.string()).combine_chunks())
     figures = table.drop_columns(["RolloutId"]).take(place)
     rewards = pc.cast(figures.column("Reward"), pa.float64())
-    rewards = pc.if_else(pc.less_equal(pc.abs(rewards), MAX_REWARD), rewards, pa.scalar(None, pa.float64()))
     scored = pc.is_in(pa.array(members.modes, pa.string()), value_set=pa.array(sorted(SCORED_MODES)))
     succeeded = pc.equal(pa.array(members.statuses, pa.string()), "succeeded")
     rewards = pc.if_else(pc.or_(pc.invert(scored), succeeded), rewards, pa.scalar(None, pa.float64()))
@@ -287,7 +290,7 @@ def _outline_span(row: Mapping[str, Any], records: Iterable[Mapping[str, Any]]) 
         sampling=contract.notes({}) if (contract := Contract.loads(row["Sampling"])) is not None else [],
         prompt_tokens=row["PromptTokens"],
         response_tokens=row["ResponseTokens"],
-        rewards={reward.name or str(reward.index): reward.value for reward in rewards if math.isfinite(reward.value)},
+        rewards=_named(rewards),
         events=row["EventCount"],
     )
 

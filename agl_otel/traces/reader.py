@@ -46,6 +46,7 @@ from agl_otel.traces.trace_query import MANY, FoundTrace, TraceQuery
 from agl_otel.traces.verdict import decide
 from agl_otel.types import Attempt, AttemptedRollout, Describe, PaginatedResult, Rollout, Span, TrainingRun, TrainingStep, Verdict
 from agl_otel.types.columns import AttemptKey, Traces
+from agl_otel.types.scores import MAX_REWARD
 from agl_otel_hook import conventions
 
 T = TypeVar("T")
@@ -294,7 +295,7 @@ class TraceReader:
 
     async def run_figures(self, rollout_ids: Sequence[str]) -> Table:
         """Return one row per rollout with spans (sql/run_figures.sql); for more than LISTED rollouts also rows of others."""
-        given = {"first": min(rollout_ids), "last": max(rollout_ids), **names_in("run_figures")}
+        given = {"first": min(rollout_ids), "last": max(rollout_ids), "max_reward": MAX_REWARD, **names_in("run_figures")}
         listed = list(rollout_ids) if len(rollout_ids) <= LISTED else []
         return await self.arrow(named_query("run_figures"), params={**given, "rollouts": listed})
 

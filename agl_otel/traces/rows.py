@@ -6,10 +6,9 @@ from bisect import bisect_right
 from collections import Counter
 from collections.abc import Iterable, Mapping, Sequence
 from itertools import accumulate
-from operator import itemgetter
 from typing import Any, Final
 
-from agl_otel.spans.rewards import dimensions_of, unread_of
+from agl_otel.spans.rewards import dimensions_of, place_of, unread_of
 from agl_otel.spans.tolerant import whole_of
 from agl_otel.traces.attributes import typed
 from agl_otel.types import Event, Link, OtelResource, Span, SpanContext, StatusCode, TraceStatus
@@ -49,7 +48,7 @@ def span_of(row: Mapping[str, Any]) -> Span:
             "status": TraceStatus(_STATUS.get(row["StatusCode"], "UNSET"), row["StatusMessage"] or None),
             "attributes": attributes,
             "events": [
-                Event(name=name, attributes=typed(texts, types, f"event.{n}:"), timestamp=int(nano) / 10**9)
+                Event(name=name, attributes=typed(texts, types, f"event.{n}:"), timestamp=int(nano) / 10**9, time_unix_nano=int(nano))
                 for n, (name, nano, texts) in enumerate(events)
             ],
             "links": [
@@ -79,7 +78,8 @@ def evaluation_of(row: Mapping[str, Any]) -> dict[str, Any]:
     """Convert a row of sql/evaluations.sql to {rollout_id, attempt_id, trace_id, span_id, response_id, event: Event, row}."""
     attributes = typed(row["LogAttributes"], row["AttrTypes"])
     ids = {"rollout_id": row["RolloutId"], "attempt_id": row["AttemptId"], "trace_id": row["TraceId"], "span_id": row["SpanId"]}
-    event = Event(name=conventions.EVALUATION, attributes=attributes, timestamp=int(row["Time"]) / 10**9)
+    time = int(row["Time"])
+    event = Event(name=conventions.EVALUATION, attributes=attributes, timestamp=time / 10**9, time_unix_nano=time, is_record=True)
     return {**ids, "response_id": row["Rewards"].get(conventions.reward_response_key(0), ""), "event": event, "row": row}
 
 
@@ -93,21 +93,20 @@ def rewards_of(rows: Iterable[Mapping[str, Any]]) -> dict[AttemptKey, list[Rewar
     """Group the rewards of `tokens.reward_rows` by attempt, in order: the last one counts.
 
     An evaluation comes after the rewards that began by its time, because records have no place in the sequence of spans. The runner's come
-    last. Dimensions without a number are left out.
+    last. Dimensions without a number are left out; one that is not usable (types/scores.py) stays, since no earlier one counts instead.
     """
     emitted: dict[AttemptKey, list[tuple[int, list[Reward]]]] = {}
-    evaluations: dict[AttemptKey, list[tuple[tuple[int, str, int], Reward]]] = {}
+    evaluations: dict[AttemptKey, list[Reward]] = {}
     given: dict[AttemptKey, list[Reward]] = {}
     for row in rows:
         key, found = (row["RolloutId"], row["AttemptId"]), _rewards_in(row)
         if conventions.reward_time_key(0) in row["Rewards"]:
-            name = row["Rewards"].get(conventions.reward_name_key(0), "")
-            evaluations.setdefault(key, []).extend(((each.time or 0, name, -place), each) for place, each in enumerate(found))
+            evaluations.setdefault(key, []).extend(found)
         elif conventions.REWARD_GIVEN in row["Rewards"]:
             given.setdefault(key, []).extend(found)
         elif found:
             emitted.setdefault(key, []).append((int(row["Time"]), found))
-    ordered = {key: [each for _, each in sorted(found, key=itemgetter(0))] for key, found in evaluations.items()}
+    ordered = {key: sorted(found, key=lambda each: place_of(each.time or 0, each.name, each.value)) for key, found in evaluations.items()}
     rewards = {key: _placed(emitted.get(key, []), ordered.get(key, [])) + given.get(key, []) for key in emitted | ordered | given}
     return {key: found for key, found in rewards.items() if found}
 

@@ -102,11 +102,15 @@ class Event(_Open):
     name: str
     attributes: Values = Field(default_factory=dict[str, Any])
     timestamp: float | None = None
+    time_unix_nano: int | None = None
+    is_record: bool = False
+    """Whether it was sent as a log record in the context of its span."""
 
     @classmethod
     def from_opentelemetry(cls, src: otel_sdk.Event) -> Event:
         """Convert the SDK's object."""
-        return cls(name=src.name, attributes=_plain(src.attributes), timestamp=convert_timestamp(src.timestamp))
+        time = src.timestamp
+        return cls(name=src.name, attributes=_plain(src.attributes), timestamp=convert_timestamp(time), time_unix_nano=time)
 
 
 class Link(_Open):

@@ -95,11 +95,10 @@ TRAINING: Final = Dashboard(
         Panel(
             "Rewards of attempts",
             "timeseries",
-            f"SELECT $__timeInterval(Timestamp) AS time, avg(toFloat64OrNull(Rewards['{REWARD_VALUE}'])) AS mean,\n"
-            f"  quantile(0.1)(toFloat64OrNull(Rewards['{REWARD_VALUE}'])) AS p10,\n"
-            f"  quantile(0.9)(toFloat64OrNull(Rewards['{REWARD_VALUE}'])) AS p90\n"
-            f"FROM {REWARDED} WHERE mapContains(Rewards, '{REWARD_VALUE}') AND $__timeFilter(Timestamp) GROUP BY time ORDER BY time",
-            "Every reward that was emitted, train and val.",
+            f"WITH toFloat64OrNull(Rewards['{REWARD_VALUE}']) AS reward\n"
+            "SELECT $__timeInterval(Timestamp) AS time, avg(reward) AS mean, quantile(0.1)(reward) AS p10, quantile(0.9)(reward) AS p90\n"
+            f"FROM {REWARDED} WHERE abs(reward) <= 1e9 AND $__timeFilter(Timestamp) GROUP BY time ORDER BY time",
+            "Every usable reward that was emitted, train and val.",
         ),
         Panel(
             "Tokens sampled",

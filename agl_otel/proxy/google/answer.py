@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+import json
 from dataclasses import dataclass, field
 from typing import Any, Final, cast
 
@@ -29,7 +29,7 @@ _STATUS: Final = {
 def error(status: int, body: bytes) -> Json:
     """Return the error of an answer in Google's form."""
     given = (parse_object(body) or {}).get("error")
-    held: Any = cast("Json", given).get("message") if isinstance(given, dict) else given
+    held = _object(given).get("message", given)
     message = held if isinstance(held, str) else body.decode(errors="replace")
     return {"error": {"code": status, "message": message, "status": _STATUS.get(status, "INTERNAL")}}
 
@@ -75,23 +75,28 @@ def _texts(choice: Choice) -> list[Json]:
 
 
 def _arguments(text: str) -> Json | None:
+    """Return arguments; None if they are no JSON object. NaN and infinite numbers, which Python's parser takes, are no JSON."""
     try:
         found: Any = json_of(text) if text.strip() else {}
+        json.dumps(found, allow_nan=False)
     except ValueError:
         return None
     return cast("Json", found) if isinstance(found, dict) else None
+
+
+def _object(value: Any) -> Json:
+    return cast("Json", value) if isinstance(value, dict) else {}
 
 
 def _usage(usage: Any) -> Json | None:
     if not isinstance(usage, dict):
         return None
     given = cast("Json", usage)
-    details: Mapping[str, Any] = given.get("completion_tokens_details") or {}
-    cached: Mapping[str, Any] = given.get("prompt_tokens_details") or {}
+    details, cached = _object(given.get("completion_tokens_details")), _object(given.get("prompt_tokens_details"))
     thoughts, made = integer(details.get("reasoning_tokens")) or 0, integer(given.get("completion_tokens")) or 0
     held = {
         "promptTokenCount": integer(given.get("prompt_tokens")) or 0,
-        "candidatesTokenCount": made - thoughts,
+        "candidatesTokenCount": max(0, made - thoughts),
         "totalTokenCount": integer(given.get("total_tokens")) or (integer(given.get("prompt_tokens")) or 0) + made,
     }
     more = {"thoughtsTokenCount": thoughts, "cachedContentTokenCount": integer(cached.get("cached_tokens")) or 0}
@@ -111,7 +116,7 @@ class Stream:
         if payload.get("error") is not None:
             return _event(error(500, encoded(payload)))
         take(self._reply, payload)
-        if payload.get("usage"):
+        if _object(payload.get("usage")):
             self._last = payload
         candidates: list[Json] = []
         for item in dicts(payload.get("choices")):

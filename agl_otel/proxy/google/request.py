@@ -1,19 +1,21 @@
 """Translate a request of generateContent to one of chat/completions. Pure.
 
 Names may be written in camelCase or snake_case, as Google's API takes them. Fields that do not change what is sampled (safetySettings,
-labels, thinkingConfig) are left out; what cannot be translated is refused.
+labels, includeThoughts, thought signatures), and schemas of what functions return, are left out. Any other without a counterpart is
+refused.
 """
 
 from __future__ import annotations
 
-import json
-import re
-from collections.abc import Callable, Iterator, Mapping
 from typing import Any, Final, cast
 
 from agl_otel.errors import UsageError
-from agl_otel.proxy.reply import Json, dicts
+from agl_otel.proxy.google.contents import messages, system
+from agl_otel.proxy.google.fields import camel, fields, instance, objects
+from agl_otel.proxy.reply import Json
 
+_UNSENT: Final = frozenset({"safetySettings", "labels", "serviceTier", "store", "model"})
+_TRANSLATED: Final = frozenset({"contents", "systemInstruction", "tools", "toolConfig", "generationConfig"})
 _SAMPLING: Final = {
     "temperature": "temperature",
     "topP": "top_p",
@@ -25,149 +27,59 @@ _SAMPLING: Final = {
     "presencePenalty": "presence_penalty",
     "frequencyPenalty": "frequency_penalty",
 }
-_CHOICE: Final = {"AUTO": "auto", "ANY": "required", "NONE": "none", "VALIDATED": "auto"}
-_UPPER: Final = re.compile(r"(?<=[a-z0-9])([A-Z])")
+_CONFIG: Final = _SAMPLING.keys() | {"responseMimeType", "responseSchema", "responseJsonSchema", "responseModalities", "thinkingConfig"}
+_DECLARATION: Final = frozenset({"name", "description", "parameters", "parametersJsonSchema"})
+_OUTPUT: Final = frozenset({"response", "responseJsonSchema"})
+"""What a function returns: chat/completions tells the model of its parameters only."""
+_CHOICE: Final = {"AUTO": "auto", "ANY": "required", "NONE": "none", "VALIDATED": "auto", "MODE_UNSPECIFIED": "auto"}
+_EFFORTS: Final = ("minimal", "low", "medium", "high")
+_UNSPECIFIED: Final = "thinking_level_unspecified"
+_BUDGET: Final = "thinking_budget"
+"""A limit of thinking by the name that DashScope has for it. vLLM and SGLang ignore it; vLLM's `thinking_token_budget` is refused by each
+server without a reasoning parser, and Gemini CLI sends budgets by itself."""
 
 
 def chat_request(model: str, asked: Json, *, streamed: bool) -> Json:
     """Return the request of chat/completions. Raises UsageError."""
-    if _get(asked, "cachedContent") is not None:
+    if any(camel(name) == "cachedContent" and value is not None for name, value in asked.items()):
         raise UsageError("cachedContent is not available: send the whole conversation in contents")
-    config = _object(_get(asked, "generationConfig"))
-    held: Json = {"model": model, "messages": [*_system(_get(asked, "systemInstruction")), *_messages(asked.get("contents"))]}
-    held |= {theirs: value for ours, theirs in _SAMPLING.items() if (value := _get(config, ours)) is not None}
-    held |= _format(config)
-    if tools := [_tool(each) for given in dicts(asked.get("tools")) for each in _declarations(given)]:
-        held |= {"tools": tools, **_tool_choice(_object(_get(_object(_get(asked, "toolConfig")), "functionCallingConfig")))}
+    given = fields(asked, "the request", _TRANSLATED | _UNSENT)
+    config = fields(given.get("generationConfig"), "generationConfig", _CONFIG)
+    held: Json = {"model": model, "messages": [*system(given.get("systemInstruction")), *messages(given.get("contents"))]}
+    held |= {theirs: config[ours] for ours, theirs in _SAMPLING.items() if ours in config}
+    held |= _format(config) | _thinking(config)
+    if config.get("responseModalities", []) not in ([], ["TEXT"]):
+        raise UsageError('responseModalities must be ["TEXT"]: chat/completions answers with text')
+    tools = [_tool(each) for tool in objects(given.get("tools"), "tools") for each in _declarations(tool)]
+    choice = _tool_choice(given.get("toolConfig"), {tool["function"]["name"] for tool in tools})
+    if tools:
+        held |= {"tools": tools, **choice}
     return held | ({"stream": True, "stream_options": {"include_usage": True}} if streamed else {})
 
 
-def _get(part: Mapping[str, Any], name: str) -> Any:
-    found = part.get(name)
-    return found if found is not None else part.get(_UPPER.sub(lambda letter: f"_{letter[1].lower()}", name))
-
-
-def _object(value: Any) -> Json:
-    return cast("Json", value) if isinstance(value, dict) else {}
-
-
-def _parts(content: Any) -> list[Json]:
-    """Return the parts of a content, which may also be a text, a part, or a list of parts."""
-    if isinstance(content, str):
-        return [{"text": content}]
-    held = _object(content)
-    parts: Any = content if isinstance(content, list) else held.get("parts", held if "text" in held else None)
-    return [{"text": part} if isinstance(part, str) else part for part in _items(parts)]
-
-
-def _items(value: Any) -> list[Any]:
-    """Return the objects and texts in a list, or the value itself if it is one."""
-    items: list[Any] = cast("list[Any]", value) if isinstance(value, list) else [value]
-    return [item for item in items if isinstance(item, (dict, str))]
-
-
-def _system(instruction: Any) -> list[Json]:
-    text = "\n".join(str(part.get("text")) for part in _parts(instruction) if part.get("text"))
-    return [{"role": "system", "content": text}] if text else []
-
-
-def _messages(contents: Any) -> list[Json]:
-    if isinstance(contents, str):
-        return [{"role": "user", "content": contents}]
-    calls = _Calls()
-    return [message for content in _items(contents) for message in _content(content, calls)]
-
-
-class _Calls:
-    """The ids of tool calls: those of the request, else made up. An answer without one is of the first open call of that name."""
-
-    def __init__(self) -> None:
-        self._open: list[tuple[str, str]] = []
-        self._count = 0
-
-    def called(self, name: str, given: Any) -> str:
-        self._count += 1
-        identity = given if isinstance(given, str) and given else f"call_{self._count}"
-        self._open.append((identity, name))
-        return identity
-
-    def answered(self, name: str, given: Any) -> str:
-        fits: Callable[[tuple[str, str]], bool] = lambda call: call[0] == given or (not given and call[1] == name)  # noqa: E731
-        found = next(filter(fits, self._open), None)
-        if found is None:
-            raise UsageError(f"the functionResponse of {name[:100]!r} answers no functionCall before it, or one that is answered already")
-        self._open.remove(found)
-        return found[0]
-
-
-def _content(content: Any, calls: _Calls) -> Iterator[Json]:
-    """Yield the messages of a content: answers of tools first, as chat/completions wants them right after their calls."""
-    role = _object(content).get("role") or "user"
-    if role not in ("user", "model", "function"):
-        raise UsageError(f"the role of a content is 'user' or 'model', not {role!r:.100}")
-    parts = _parts(content)
-    if role == "model":
-        yield _said(parts, calls)
-        return
-    rest: list[Json] = []
-    for part in parts:
-        if (answer := _get(part, "functionResponse")) is not None:
-            given = _object(answer)
-            name = str(given.get("name") or "")
-            yield {"role": "tool", "tool_call_id": calls.answered(name, given.get("id")), "content": _output(given.get("response"))}
-        else:
-            rest.append(_asked(part))
-    if rest:
-        texts = [part["text"] for part in rest if part["type"] == "text"]
-        yield {"role": "user", "content": "\n".join(texts) if len(texts) == len(rest) else rest}
-
-
-def _said(parts: list[Json], calls: _Calls) -> Json:
-    texts = {
-        thought: "".join(str(p["text"]) for p in parts if p.get("text") and bool(p.get("thought")) is thought) for thought in (False, True)
-    }
-    made: list[Json] = []
-    for part in parts:
-        if (call := _get(part, "functionCall")) is not None:
-            given = _object(call)
-            name = str(given.get("name") or "")
-            function = {"name": name, "arguments": json.dumps(given.get("args") or {}, ensure_ascii=False)}
-            made.append({"id": calls.called(name, given.get("id")), "type": "function", "function": function})
-    more = ({"reasoning_content": texts[True]} if texts[True] else {}) | ({"tool_calls": made} if made else {})
-    return {"role": "assistant", "content": texts[False] or None if made else texts[False], **more}
-
-
-def _asked(part: Json) -> Json:
-    if isinstance(part.get("text"), str):
-        return {"type": "text", "text": part["text"]}
-    inline, file = _object(_get(part, "inlineData")), _object(_get(part, "fileData"))
-    kind = str(_get(inline or file, "mimeType") or "")
-    if (inline or file) and kind.startswith("image/"):
-        url = f"data:{kind};base64,{inline.get('data', '')}" if inline else str(_get(file, "fileUri"))
-        return {"type": "image_url", "image_url": {"url": url}}
-    raise UsageError(f"a part of contents is a text, an image, a functionCall or a functionResponse, not {kind or ', '.join(part)[:100]!r}")
-
-
-def _output(response: Any) -> str:
-    """Return what a tool answered, as text; of {"output": text} and {"result": text} the text."""
-    held = _object(response)
-    only = next(iter(held.values()), None) if held.keys() in ({"output"}, {"result"}) else None
-    return only if isinstance(only, str) else json.dumps(response if response is not None else {}, ensure_ascii=False)
-
-
 def _declarations(tool: Json) -> list[Json]:
-    found = _get(tool, "functionDeclarations")
-    if found is None and (others := [name for name, value in tool.items() if value is not None]):
-        raise UsageError(f"the tool {others[0][:100]!r} is Google's own, which no model server has: send functionDeclarations only")
-    return dicts(found)
+    for name, value in tool.items():
+        if value is not None and camel(name) != "functionDeclarations":
+            raise UsageError(f"the tool {name[:100]!r} is Google's own, which no model server has: send functionDeclarations only")
+    return objects(fields(tool, "a tool", {"functionDeclarations"}).get("functionDeclarations"), "functionDeclarations")
 
 
 def _tool(declaration: Json) -> Json:
-    schema = _get(declaration, "parametersJsonSchema")
-    if schema is None and (given := declaration.get("parameters")) is not None:
-        schema = _in_lower_case(given)
-    function = {name: declaration[name] for name in ("name", "description") if declaration.get(name) is not None}
-    return {"type": "function", "function": function | ({"parameters": schema} if schema is not None else {})}
+    given = fields(declaration, "a function's declaration", _DECLARATION | _OUTPUT)
+    function: Json = {"name": instance(given.get("name"), str, "the name of a function")}
+    if "description" in given:
+        function["description"] = given["description"]
+    if (schema := _schema(given, "parameters", "parametersJsonSchema")) is not None:
+        function["parameters"] = schema
+    return {"type": "function", "function": function}
+
+
+def _schema(given: Json, googles: str, standard: str) -> Json | None:
+    """Return the schema in either of two fields, as JSON Schema."""
+    if googles in given and standard in given:
+        raise UsageError(f"send {googles} or {standard}, not both")
+    found = given.get(standard, _in_lower_case(given.get(googles)))
+    return None if found is None else instance(found, dict, standard if standard in given else googles)
 
 
 def _in_lower_case(schema: Any) -> Any:
@@ -180,23 +92,42 @@ def _in_lower_case(schema: Any) -> Any:
     return held | ({"type": held["type"].lower()} if isinstance(held.get("type"), str) else {})
 
 
-def _tool_choice(config: Json) -> Json:
-    mode, allowed = config.get("mode"), _get(config, "allowedFunctionNames")
-    if mode is None:
-        return {}
-    if mode not in _CHOICE:
+def _tool_choice(given: Any, names: set[str]) -> Json:
+    """Return which of the tools with these names must be called."""
+    held = fields(given, "toolConfig", {"functionCallingConfig"}).get("functionCallingConfig")
+    config = fields(held, "functionCallingConfig", {"mode", "allowedFunctionNames"})
+    mode, allowed = config.get("mode", "AUTO"), instance(config.get("allowedFunctionNames", []), list, "allowedFunctionNames")
+    if not isinstance(mode, str) or mode not in _CHOICE:
         raise UsageError(f"the mode of functionCallingConfig is one of {', '.join(_CHOICE)}, not {mode!r:.100}")
-    if mode == "ANY" and isinstance(allowed, list) and len(cast("list[Any]", allowed)) == 1:
-        return {"tool_choice": {"type": "function", "function": {"name": allowed[0]}}}
-    return {"tool_choice": _CHOICE[mode]}
+    only = {instance(each, str, "each of allowedFunctionNames") for each in cast("list[Any]", allowed)}
+    if mode == "ANY" and len(only) == 1:
+        return {"tool_choice": {"type": "function", "function": {"name": only.pop()}}}
+    if only and not (mode in ("ANY", "VALIDATED") and only >= names):
+        raise UsageError(
+            "allowedFunctionNames cannot be translated: chat/completions requires one function, or any of all; with mode ANY allow one, or "
+            "declare only those that are allowed"
+        )
+    return {"tool_choice": _CHOICE[mode]} if config else {}
 
 
 def _format(config: Json) -> Json:
-    if _get(config, "responseMimeType") != "application/json":
-        return {}
-    schema = _get(config, "responseJsonSchema")
-    if schema is None:
-        schema = _in_lower_case(_get(config, "responseSchema"))
-    if schema is None:
-        return {"response_format": {"type": "json_object"}}
-    return {"response_format": {"type": "json_schema", "json_schema": {"name": "response", "schema": schema}}}
+    kind, schema = config.get("responseMimeType", "text/plain"), _schema(config, "responseSchema", "responseJsonSchema")
+    if kind == "application/json":
+        if schema is None:
+            return {"response_format": {"type": "json_object"}}
+        return {"response_format": {"type": "json_schema", "json_schema": {"name": "response", "schema": schema}}}
+    if kind != "text/plain":
+        raise UsageError(f"responseMimeType is 'text/plain' or 'application/json', not {kind!r:.100}")
+    if schema is not None:
+        raise UsageError("responseSchema and responseJsonSchema need the responseMimeType 'application/json'")
+    return {}
+
+
+def _thinking(config: Json) -> Json:
+    """Return how much the model shall think. A budget of -1 leaves that to the model, as chat/completions does."""
+    given = fields(config.get("thinkingConfig"), "thinkingConfig", {"includeThoughts", "thinkingBudget", "thinkingLevel"})
+    budget = instance(given.get("thinkingBudget", -1), int, "thinkingBudget")
+    level = instance(given.get("thinkingLevel", _UNSPECIFIED), str, "thinkingLevel").lower()
+    if level not in (*_EFFORTS, _UNSPECIFIED):
+        raise UsageError(f"thinkingLevel is one of {', '.join(_EFFORTS).upper()}, not {level[:100]!r}")
+    return ({_BUDGET: budget} if budget != -1 else {}) | ({"reasoning_effort": level} if level != _UNSPECIFIED else {})

@@ -6,7 +6,7 @@
 -- Reading whole rollouts costs the bytes around the wanted rows, a granule for each rollout. So Facts, a small column beside the map of all
 -- attributes, has what verdicts, calls and rewards are made of; the columns that every such read needs are LZ4, which unpacks several times
 -- faster than ZSTD, in blocks of about one granule (min_compress_block_size).
--- Rewards says what a reward is: the attributes agentlightning.reward.*, else the events gen_ai.evaluation.result in the same form, the latest first,
+-- Rewards says what a reward is: the attributes agentlightning.reward.* if one is a value, else the events gen_ai.evaluation.result in that form, the last first,
 -- those without a number (no score, and a label that stands for none) last, with their label, time and response id. otel_logs has the same of records.
 -- A batch (32 MiB at most) becomes a compact part: one file to sync instead of a hundred. Merging a row once costs more CPU than inserting it,
 -- so merges wait for about a dozen parts of a size instead of five (merge_selector_base); old parts are merged all the same when idle.
@@ -57,19 +57,19 @@ CREATE TABLE IF NOT EXISTS otel.otel_traces (
     DEFAULT multiSearchAny(SpanAttributes['gen_ai.input.messages'], ['"image', '"input_image', '"blob"', '"uri"', '"file"', '"audio', '"input_audio', '"video', '"input_video']),
   ConversationId String DEFAULT SpanAttributes['gen_ai.conversation.id'] CODEC(LZ4),
   Rewards Map(LowCardinality(String), String) DEFAULT multiIf(
-    mapExists((key, value) -> startsWith(key, 'agentlightning.reward.'), Facts), mapFilter((key, value) -> startsWith(key, 'agentlightning.reward.'), Facts),
+    mapExists((key, value) -> match(key, '^agentlightning\\.reward\\.(0|[1-9][0-9]{0,8})\\.value$'), Facts), mapFilter((key, value) -> startsWith(key, 'agentlightning.reward.'), Facts),
     has(Events.Name, 'gen_ai.evaluation.result'), CAST(arrayMap(results -> arrayFlatten(arrayMap((result, place) -> arrayFilter(pair -> pair.2 != '', [
-        (concat('agentlightning.reward.', toString(place - 1), '.name'), result.4['gen_ai.evaluation.name']),
+        (concat('agentlightning.reward.', toString(place - 1), '.name'), result.3['gen_ai.evaluation.name']),
         (concat('agentlightning.reward.', toString(place - 1), '.value'), result.1),
-        (concat('agentlightning.reward.', toString(place - 1), '.label'), result.4['gen_ai.evaluation.score.label']),
+        (concat('agentlightning.reward.', toString(place - 1), '.label'), result.3['gen_ai.evaluation.score.label']),
         (concat('agentlightning.reward.', toString(place - 1), '.time'), toString(toUnixTimestamp64Nano(result.2))),
-        (concat('agentlightning.reward.', toString(place - 1), '.response'), result.4['gen_ai.response.id'])]), results, arrayEnumerate(results))),
-      [arrayReverseSort(result -> (result.1 != '', result.2, result.3), arrayMap(event -> (
-        multiIf(isNotNull(toFloat64OrNull(event.4['gen_ai.evaluation.score.value'])), event.4['gen_ai.evaluation.score.value'],
-          lower(event.4['gen_ai.evaluation.score.label']) IN ('pass', 'passed', 'true', 'yes', 'correct', 'relevant', 'success', 'succeeded'), '1',
-          lower(event.4['gen_ai.evaluation.score.label']) IN ('fail', 'failed', 'false', 'no', 'incorrect', 'not_relevant', 'irrelevant', 'failure'), '0', ''),
-          event.2, event.3, event.4),
-        arrayFilter(event -> event.1 = 'gen_ai.evaluation.result', arrayZip(Events.Name, Events.Timestamp, arrayEnumerate(Events.Name), Events.Attributes))))])[1]
+        (concat('agentlightning.reward.', toString(place - 1), '.response'), result.3['gen_ai.response.id'])]), results, arrayEnumerate(results))),
+      [arrayReverseSort(result -> (result.1 != '', result.2, result.3['gen_ai.evaluation.name'], isNaN(toFloat64OrZero(result.1)), toFloat64OrZero(result.1)), arrayMap(event -> (
+        multiIf(isNotNull(toFloat64OrNull(event.3['gen_ai.evaluation.score.value'])), event.3['gen_ai.evaluation.score.value'],
+          lower(event.3['gen_ai.evaluation.score.label']) IN ('pass', 'passed', 'true', 'yes', 'correct', 'relevant', 'success', 'succeeded'), '1',
+          lower(event.3['gen_ai.evaluation.score.label']) IN ('fail', 'failed', 'false', 'no', 'incorrect', 'not_relevant', 'irrelevant', 'failure'), '0', ''),
+          event.2, event.3),
+        arrayFilter(event -> event.1 = 'gen_ai.evaluation.result', arrayZip(Events.Name, Events.Timestamp, Events.Attributes))))])[1]
       AS Map(LowCardinality(String), String)),
     CAST(map() AS Map(LowCardinality(String), String))) CODEC(LZ4),
   INDEX idx_trace_id TraceId TYPE bloom_filter(0.001) GRANULARITY 1,

@@ -250,8 +250,9 @@ EXPERTS = np.arange(4 * 3 * 2).reshape(4, 3, 2)  # of 3 + 2 - 1 tokens, in 3 lay
         ({"routed_experts_prompt_start": 2}, {"routed_experts": _npy(EXPERTS[2:].astype(np.int32))}, None, EXPERTS[2:]),
         ({}, {}, base64.b64encode(EXPERTS.astype("<i4").tobytes()).decode(), EXPERTS.reshape(4, 6)),
         ({"routed_experts_start_len": 2}, {}, base64.b64encode(EXPERTS[2:].astype("<i4").tobytes()).decode(), EXPERTS[2:].reshape(2, 6)),
+        ({"routed_experts_prompt_start": 2}, {}, base64.b64encode(EXPERTS.astype("<i4").tobytes()).decode(), EXPERTS.reshape(4, 6)),
     ],
-    ids=["vllm", "vllm, from a token on", "sglang", "sglang, from a token on"],
+    ids=["vllm", "vllm, from a token on", "sglang", "sglang, from a token on", "sglang, which knows no field of vllm's"],
 )
 async def test_experts_are_recorded_with_a_row_for_each_token(
     engine: Engine, asked: dict[str, Any], choice: dict[str, Any], extension: str | None, recorded: Any

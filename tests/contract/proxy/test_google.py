@@ -10,6 +10,7 @@ import pytest
 
 from agl_otel.net.auth import attempt_key
 from agl_otel.proxy.upstream import FixedUpstreams, Upstream
+from agl_otel.types.sampling import Contract
 from agl_otel_hook import conventions
 from tests.contract.proxy.stand import KEY, SCOPE, Stand, proxy
 from tests.model_server import ModelServer
@@ -90,6 +91,25 @@ async def test_a_tool_is_called_and_answered(stand: Stand, model: ModelServer, s
 
 
 @pytest.mark.parametrize("streamed", [False, True])
+async def test_arguments_that_are_no_json_are_a_malformed_call(stand: Stand, model: ModelServer, streamed: bool) -> None:
+    model.tool_call = {"name": "f", "arguments": {"x": float("inf")}}
+    _, answer = await ask(stand, {**ASKED, "tools": [{"functionDeclarations": [DECLARED]}]}, streamed=streamed)
+    (candidate,) = (answer[-1] if streamed else answer)["candidates"]
+    assert candidate["finishReason"] == "MALFORMED_FUNCTION_CALL" and "Infinity" in candidate["finishMessage"]
+
+
+@pytest.mark.parametrize(("budget", "differing"), [(0, ("thinking_budget",)), (512, ("thinking_budget",)), (-1, ())])
+async def test_a_budget_of_thinking_is_recorded_as_changing_what_is_sampled(
+    stand: Stand, model: ModelServer, budget: int, differing: tuple[str, ...]
+) -> None:
+    status, _ = await ask(stand, {**ASKED, "generationConfig": {"thinkingConfig": {"thinkingBudget": budget}}})
+    (span,) = await stand.calls()
+    contract = Contract.loads(str(span.attributes.get(conventions.LLM_SAMPLING, "{}")))
+    assert status == 200 and model.requests[0].get("thinking_budget", -1) == budget
+    assert contract is not None and tuple(name for name in contract.differing({}) if name in contract.agent) == differing
+
+
+@pytest.mark.parametrize("streamed", [False, True])
 async def test_errors_of_the_model_server_have_googles_form(stand: Stand, model: ModelServer, streamed: bool) -> None:
     model.status = 429
     status, answer = await ask(stand, ASKED, streamed=streamed)
@@ -117,6 +137,7 @@ async def test_a_stream_that_breaks_off_does_not_look_whole(stand: Stand, model:
         ("any:generateContent", {"contents": "x", "tools": [{"googleSearch": {}}]}, "'googleSearch' is Google's own"),
         ("any:generateContent", {"contents": "x", "cachedContent": "c"}, "cachedContent is not available"),
         ("any:generateContent", {"contents": [{"parts": [{"inlineData": {"mimeType": "audio/wav"}}]}]}, "not 'audio/wav'"),
+        ("any:generateContent", {"contents": "x", "toolConfig": {"functionCallingConfig": {"mode": ["ANY"]}}}, "not ['ANY']"),
         ("any:streamGenerateContent", {"contents": "x"}, "add ?alt=sse"),
         ("any:countTokens", {"contents": "x"}, "has no :countTokens"),
     ],

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import math
 import re
 import shlex
 from typing import Any
@@ -26,12 +27,14 @@ def test_the_sql_page_of_the_dashboard_begins_with_the_query_of_the_docs() -> No
 
 
 async def test_the_query_of_rewards_by_day_gives_the_final_rewards(store: LightningStore) -> None:
-    """Of an attempt with a later reward, one that a grader judged, one with a late reward besides, and one without."""
+    """Of an attempt with a later reward, one that a grader judged, one with a late one, two with an unusable last one, one without."""
     key = conventions.reward_value_key(0)
     given: list[list[dict[str, Any]]] = [
         [{key: 0.25}, {key: 0.75}],
         [{key: 1.0, conventions.REWARD_GIVEN: True}, {key: 0.5}],
         [{key: 0.0}, {key: 1.0, conventions.LATE: True}],
+        [{key: 0.5}, {key: math.nan}],
+        [{key: 0.5}, {key: 1e12}],
         [],
     ]
     ids: list[str] = []
@@ -49,4 +52,4 @@ async def test_the_query_of_rewards_by_day_gives_the_final_rewards(store: Lightn
     of_these = query_of_docs().replace("RolloutId != ''", f"RolloutId IN ({', '.join(map(repr, ids))})")
     (day,) = await store.reader.query(of_these, own=False)
     assert day["day"].startswith("2025-06-15"), "that of span_of's spans"
-    assert (int(day["attempts"]), int(day["rewarded"]), float(day["mean"])) == (4, 3, 1.75 / 3)
+    assert (int(day["attempts"]), int(day["rewarded"]), float(day["mean"])) == (6, 3, 1.75 / 3)

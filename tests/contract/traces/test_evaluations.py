@@ -11,12 +11,14 @@ import pytest
 
 from agl_otel.adapters.call_rewards import call_rewards
 from agl_otel.adapters.records import to_transitions
+from agl_otel.adapters.trajectories import final_reward
 from agl_otel.spans.log_records import with_evaluations
 from agl_otel.spans.rewards import LABELS, dimensions_of, evaluations_of, find_final_reward, unread_of
 from agl_otel.traces.opened import TraceStore
 from agl_otel.traces.reader import TraceReader
 from agl_otel.types import AttemptedRollout, Event
 from agl_otel_hook import conventions
+from tests.contract.store.test_sql_of_docs import query_of_docs
 from tests.contract.traces.test_reader import attempt, call, insert, rollout, row
 
 AT = 1_750_000_000
@@ -49,15 +51,19 @@ async def rewards(reader: TraceReader) -> tuple[float | None, list[tuple[str, fl
     """Return the reward of the attempt and all in order, after asking every reader: they must agree."""
     traces = await reader.traces([rollout()], [attempt()])
     found = traces.rewards.get(("ro-1", "at-1"), [])
-    last = next((each.value for each in reversed(found) if each.index == 0), None)
+    last = final_reward(found)
     (figures,) = await reader.figures([attempt()])
     (run,) = (await reader.run_figures(["ro-1"])).to_pylist()
     assert figures.reward == run["Reward"] == last
     assert figures.spans == traces.spans == run["Spans"], "records are no spans"
-    spans = with_evaluations(await reader.spans(["ro-1"]), await reader.evaluations(["ro-1"]), whole=True)
+    records = await reader.evaluations(["ro-1"])
+    if not records:
+        (day,) = await reader.query(query_of_docs(), own=False)
+        assert (day["mean"] if int(day["rewarded"]) else None) == last
+    spans = with_evaluations(await reader.spans(["ro-1"]), records, whole=True)
     assert find_final_reward(spans) == last
     outline, _ = await reader.outline("ro-1", limit=100)
-    assert {name: value for span in outline for name, value in span.rewards.items()}.keys() == figures.rewards.keys()
+    assert {name: value for span in outline for name, value in span.rewards.items()}.keys() >= figures.rewards.keys()
     return last, [(each.name, each.value) for each in found]
 
 
@@ -90,6 +96,72 @@ async def test_the_last_one_counts_whatever_its_form(engine: TraceStore, reader:
     assert await rewards(reader) == (0.4, [("", 0.1), ("correct", 0.2), ("", 0.3), ("correct", 0.5), ("correct", 0.4)])
     insert(engine, emitted(2, 0.6, **{conventions.REWARD_GIVEN: "true"}))
     assert (await rewards(reader))[0] == 0.6, "the runner's counts, whatever comes later"
+
+
+@pytest.mark.parametrize("form", ["event", "record", "emitted"])
+@pytest.mark.parametrize("value", ["nan", "-inf", "1e300"])
+async def test_a_last_reward_that_is_not_usable_is_none_and_no_earlier_one_counts(
+    engine: TraceStore, reader: TraceReader, form: str, value: str
+) -> None:
+    insert(engine, row(1, **events(evaluation(0.5))))
+    bad = evaluation() | {conventions.EVALUATION_SCORE: value}
+    if form == "event":
+        insert(engine, row(2, **events(bad, at=AT + 1)))
+    elif form == "record":
+        log(engine, record(bad, AT + 1))
+    else:
+        insert(engine, row(2, conventions.SPAN_ANNOTATION, {conventions.reward_value_key(0): value}, Timestamp=f"{AT + 1:.9f}"))
+    last, found = await rewards(reader)
+    assert last is None and [name for name, _ in found] == ["correct", "" if form == "emitted" else "correct"]
+
+
+@pytest.mark.parametrize(
+    "attributes",
+    [{conventions.reward_value_key(0): "0.25"}, {conventions.reward_name_key(0): "x"}, {conventions.LATE: "true"}],
+    ids=["rewarded", "named", "late"],
+)
+async def test_a_log_record_counts_whatever_its_span_is(engine: TraceStore, reader: TraceReader, attributes: dict[str, str]) -> None:
+    insert(engine, row(1, conventions.SPAN_ANNOTATION, attributes), row(2))
+    log(engine, record(evaluation(0.875), AT + 6))
+    assert (await rewards(reader))[0] == 0.875
+
+
+async def test_other_reward_attributes_do_not_hide_the_evaluations_of_their_span(engine: TraceStore, reader: TraceReader) -> None:
+    insert(engine, row(1, "judge", {f"{conventions.REWARD}.note": "x", f"{conventions.REWARD}.note.value": "1"}, **events(evaluation(0.7))))
+    assert await rewards(reader) == (0.7, [("correct", 0.7)])
+
+
+async def test_evaluations_of_one_time_are_in_the_order_of_name_and_value(engine: TraceStore, reader: TraceReader) -> None:
+    def same(*given: tuple[float, str]) -> dict[str, Any]:
+        return events(*(evaluation(*each) for each in given)) | {"Events.Timestamp": [f"{AT:.9f}"] * len(given)}
+
+    insert(engine, row(2, **same((0.2, "a"))), row(1, **same((0.9, "a"), (0.1, "a"))))
+    assert await rewards(reader) == (0.9, [("a", 0.1), ("a", 0.2), ("a", 0.9)])
+    log(engine, record(evaluation(0.3, "a")), record(evaluation(0.4, "aa"), SpanId="s2"))
+    assert await rewards(reader) == (0.4, [("a", 0.1), ("a", 0.2), ("a", 0.3), ("a", 0.9), ("aa", 0.4)])
+    insert(engine, row(3, **same((10.0, "b"), (9.0, "b"), (99.0, "ab"))))
+    assert (await rewards(reader))[0] == 10.0
+    log(engine, record(evaluation("x", "b") | {conventions.EVALUATION_SCORE: "nan"}))
+    assert (await rewards(reader))[0] is None
+
+
+async def test_evaluations_count_by_time_and_emitted_rewards_by_sequence(engine: TraceStore, reader: TraceReader) -> None:
+    def emitted(number: int, reward: float, at: int) -> dict[str, Any]:
+        return row(number, conventions.SPAN_ANNOTATION, {conventions.reward_value_key(0): str(reward)}, Timestamp=f"{at:.9f}")
+
+    insert(engine, row(1, **events(evaluation(0.9), at=AT + 10)), row(2, **events(evaluation(0.1), at=AT)))
+    assert (await rewards(reader))[0] == 0.9
+    insert(engine, emitted(10, 0.3, AT + 20), emitted(11, 0.4, AT + 11))
+    assert (await rewards(reader))[0] == 0.4
+    insert(engine, row(3, **events(evaluation(0.5), at=AT + 15)))
+    assert (await rewards(reader))[0] == 0.5, "not earlier than the last emitted one"
+
+
+async def test_times_are_compared_by_the_nanosecond(engine: TraceStore, reader: TraceReader) -> None:
+    two: dict[str, Any] = events(evaluation(0.1, "a"), evaluation(0.9, "z")) | {"Events.Timestamp": [f"{AT}.000000100", f"{AT}.000000050"]}
+    emitted = row(2, conventions.SPAN_ANNOTATION, {conventions.reward_value_key(0): "0.7"}, Timestamp=f"{AT}.000000090")
+    insert(engine, row(1, **two), emitted)
+    assert await rewards(reader) == (0.1, [("z", 0.9), ("", 0.7), ("a", 0.1)])
 
 
 async def test_a_reward_that_is_also_an_event_of_its_span_counts_once(engine: TraceStore, reader: TraceReader) -> None:
@@ -139,7 +211,9 @@ async def test_an_evaluation_is_of_the_call_of_its_span_or_of_its_response(engin
 SCORES: list[tuple[object, object]] = [
     *((None, label) for label in LABELS),
     *((None, label.title()) for label in LABELS),
-    *((score, None) for score in (0, 1, -2, 0.1, 1e-300, 12345678901234567890, "0.25", "3", "much", "", True, "nan", "inf")),
+    *((score, None) for score in (0, 1, -2, 0.1, 1e-300, 12345678901234567890, "0.25", "3", "much", "", True, "nan", "inf",
+                               "1_000", " 1", "1\n", "１", "1e1_0", "+.5", "1.", ".", "1e", "Infinity", "-NaN", "nan(1)",
+                               "1e400", "0x10", "1\x00")),
     (0.5, "fail"), ("much", "pass"), (True, "false"), (None, "meh"), (None, ""), (None, None),
 ]  # fmt: skip
 

@@ -87,6 +87,7 @@ def filled(engine: TraceStore) -> TraceStore:
             span(4, "tool", process, StatusCode="Error", ParentSpanId="s1"),
             span(6, conventions.SPAN_SEAL, {**process, conventions.SEAL_SPANS: "3"}, ParentSpanId="s1"),
             span(7, "tool", {conventions.PROCESS: "q"}, ParentSpanId="s1", RolloutId="ro-2", AttemptId="at-2"),
+            span(8, conventions.SPAN_REWARD, {conventions.reward_value_key(0): "nan"}, RolloutId="ro-2", AttemptId="at-2"),
             span(5, conventions.SPAN_TRAIN_STEP, step, TraceId="run", RolloutId="", AttemptId="", SequenceId=0),
         ],
     )
@@ -133,6 +134,12 @@ async def test_verdicts_and_staleness_equal_the_stored_ones(filled: TraceStore, 
     assert {(row["verdict"], row["attempts"]) for row in verdicts} == {("complete", 1.0), ("incomplete", 1.0)}
     figures = await reader.query(asked(queries["training: Staleness and drift"]))
     assert {(row["figure"], row["value"]) for row in figures} == {("stale_share", 0.25), ("logprob_drift", 1e-4)}
+
+
+async def test_rewards_that_are_not_usable_are_in_no_mean(filled: TraceStore, reader: TraceReader) -> None:
+    sql = next(param.values[0]["rawSql"] for param in TARGETS if param.id == "training: Rewards of attempts")  # type: ignore[index]
+    (row,) = await reader.query(asked(sql))
+    assert (row["mean"], row["p10"], row["p90"]) == (0.5, 0.5, 0.5)
 
 
 async def test_the_columns_that_hyperdx_selects_exist(filled: TraceStore, reader: TraceReader) -> None:

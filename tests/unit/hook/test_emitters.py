@@ -127,7 +127,7 @@ def test_rewards_of_older_releases_are_read(span: SpanCoreFields, value: float |
     [
         {conventions.REWARD: 1.0},
         *({conventions.reward_value_key(0): value, conventions.reward_name_key(0): "primary"} for value in (
-            "much", True, math.nan, math.inf, "-inf", "9" * 5000, None, b"1", [1.0])),
+            "much", True, " 1", "1_000", "１", None, b"1", [1.0])),
         {conventions.reward_value_key(1): 1.0, conventions.reward_name_key(1): "second"},
         {f"{conventions.REWARD}.{'.'.join(['0'] * 3000)}.value": 1.0},
         {f"{conventions.REWARD}.{'9' * 5000}.value": 1.0},
@@ -140,6 +140,14 @@ def test_a_malformed_reward_is_ignored(attributes: dict[str, Any]) -> None:
     assert emitted.get_rewards_from_span(attributes) == []
     assert emitted.get_reward_value(attributes) is None
     assert emitted.find_final_reward([named(conventions.SPAN_ANNOTATION, **{conventions.reward_value_key(0): 0.5}), attributes]) == 0.5
+
+
+@pytest.mark.parametrize("value", [math.nan, math.inf, "-inf", 1e300, "9" * 5000])
+def test_a_last_reward_that_is_not_usable_is_none_and_no_earlier_one_counts(value: object) -> None:
+    last = named(conventions.SPAN_ANNOTATION, **{conventions.reward_value_key(0): value})
+    assert emitted.get_rewards_from_span(last) == []
+    assert emitted.get_reward_value(last) is None
+    assert emitted.find_final_reward([named(conventions.SPAN_ANNOTATION, **{conventions.reward_value_key(0): 0.5}), last]) is None
 
 
 def test_a_malformed_dimension_does_not_affect_the_others() -> None:

@@ -28,11 +28,3 @@ def test_the_mean_reward_is_over_all_that_were_asked_for_and_ended(mode: str, re
     score = Score.joined(point.score for point in points)
     assert score.mean == pytest.approx(mean)
     assert (score.asked, score.missing) == ((4, 2) if mean == 1 / 4 else (3, 0))
-
-
-def test_a_reward_that_training_refuses_counts_as_none_in_the_curve() -> None:
-    ids = ["ro-0", "ro-1", "ro-2"]
-    counts = {name: [1] * 3 for name in ("Spans", "Errors", "PromptTokens", "ResponseTokens")}
-    table = pa.table({"RolloutId": ids, "Reward": pa.array([1.0, 1e12, float("nan")], pa.float64()), **counts})
-    curve = curve_of(RunMembers(ids, [3] * 3, ["succeeded"] * 3, ["train"] * 3), table, frozenset({"succeeded"}))
-    assert Score.joined(point.score for point in curve.points) == Score(1.0, 3, 2)
