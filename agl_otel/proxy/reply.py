@@ -159,8 +159,7 @@ class Reply:
 
     def _usage(self, usage: Json, names: tuple[str, str]) -> None:
         given, made = (integer(usage.get(name)) for name in names)
-        details = usage.get(f"{names[0]}_details")
-        read = integer(cast("Json", details).get("cached_tokens")) if isinstance(details, dict) else None
+        read = integer(object_of(usage.get(f"{names[0]}_details")).get("cached_tokens"))
         if read is not None:
             self.cache_read_tokens = read
         elif given is not None and "cache_read_input_tokens" in usage:  # Anthropic counts them apart from the others
@@ -359,7 +358,7 @@ def logprobs_of(value: Any) -> list[float]:
 
 def _names_others(value: Any, ids: list[int]) -> bool:
     """Whether a choice's `logprobs` name other tokens than `ids`; vLLM names all by their ids if `return_tokens_as_token_ids` is set."""
-    held = cast("Json", value) if isinstance(value, dict) else {}
+    held = object_of(value)
     named: Any = held.get("content") or held.get("tokens")
     if not isinstance(named, list) or not named or not _name_of(named[0]).startswith(_NAMED):
         return False
@@ -369,6 +368,11 @@ def _names_others(value: Any, ids: list[int]) -> bool:
 def _name_of(item: Any) -> str:
     name = cast("Json", item).get("token") if isinstance(item, dict) else item
     return name if isinstance(name, str) else ""
+
+
+def object_of(value: Any) -> Json:
+    """Return a JSON object; an empty one for anything else."""
+    return cast("Json", value) if isinstance(value, dict) else {}
 
 
 def dicts(value: Any) -> list[Json]:

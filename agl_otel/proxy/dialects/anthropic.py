@@ -8,7 +8,7 @@ from typing import Any, Final, cast
 from agl_otel.proxy.dialects.dialect import SAMPLING, Dialect
 from agl_otel.proxy.dialects.openai import HELLO, TOKEN_IDS
 from agl_otel.proxy.parts import content_parts, tool_call_part, tool_response_part
-from agl_otel.proxy.reply import Choice, Json, Reply, ToolCall, dicts, integer, string
+from agl_otel.proxy.reply import Choice, Json, Reply, ToolCall, dicts, integer, object_of, string
 
 _USAGE: Final = ("input_tokens", "output_tokens")
 _FINISH: Final = {"end_turn": "stop", "stop_sequence": "stop", "max_tokens": "length", "tool_use": "tool_calls"}
@@ -29,15 +29,15 @@ def take(reply: Reply, payload: Json) -> None:
     if kind in (None, "message", "error"):
         _message(reply, payload)
     elif kind == "message_start":
-        _message(reply, _object(payload.get("message")))
+        _message(reply, object_of(payload.get("message")))
     elif kind == "content_block_start":
-        _block(reply.choice(), integer(payload.get("index")) or 0, _object(payload.get("content_block")))
+        _block(reply.choice(), integer(payload.get("index")) or 0, object_of(payload.get("content_block")))
     elif kind == "content_block_delta":
-        _delta(reply.choice(), integer(payload.get("index")) or 0, _object(payload.get("delta")))
+        _delta(reply.choice(), integer(payload.get("index")) or 0, object_of(payload.get("delta")))
     elif kind == "message_delta":
         reply.head(payload, _USAGE)
         reply.tokens(reply.choice(), payload)
-        _finish(reply.choice(), _object(payload.get("delta")))
+        _finish(reply.choice(), object_of(payload.get("delta")))
 
 
 def _message(reply: Reply, message: Json) -> None:
@@ -94,10 +94,6 @@ def _convert(message: Json) -> Json:
         else:
             parts += content_parts([block])
     return {"role": message.get("role"), "parts": parts}
-
-
-def _object(value: Any) -> Json:
-    return cast("Json", value) if isinstance(value, dict) else {}
 
 
 MESSAGES: Final = Dialect(

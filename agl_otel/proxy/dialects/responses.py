@@ -18,7 +18,7 @@ from pydantic_core import from_json
 from agl_otel.proxy.dialects.dialect import SAMPLING, Dialect
 from agl_otel.proxy.dialects.openai import TOKEN_IDS
 from agl_otel.proxy.parts import content_parts, tool_call_part, tool_response_part
-from agl_otel.proxy.reply import Choice, Json, Reply, ToolCall, dicts, string
+from agl_otel.proxy.reply import Choice, Json, Reply, ToolCall, dicts, object_of, string
 
 RAW_MESSAGES: Final = "enable_response_messages"
 RAW_FIELDS: Final = ("input_messages", "output_messages")
@@ -65,9 +65,7 @@ def _whole(reply: Reply, response: Json, *, streamed: bool = False) -> None:
     _raw_tokens(reply, choice, response, streamed)
     for item in dicts(response.get("output")):
         _item(choice, item)
-    details = response.get("incomplete_details")
-    why = string(cast("Json", details).get("reason")) if isinstance(details, dict) else None
-    status = why or string(response.get("status")) or "completed"
+    status = string(object_of(response.get("incomplete_details")).get("reason")) or string(response.get("status")) or "completed"
     choice.finish_reason = {"completed": "stop", "max_output_tokens": "length"}.get(status, status)
 
 
@@ -87,7 +85,7 @@ def _raw_ids(messages: Any) -> list[Any]:
     ids: list[Any] = []
     for message in cast("list[Any]", messages) if isinstance(messages, list) else ():
         held = _parsed(message) if isinstance(message, str) else message  # some versions of vLLM encode them
-        tokens: Any = cast("Json", held).get("tokens") if isinstance(held, dict) else None
+        tokens: Any = object_of(held).get("tokens")
         ids += tokens if isinstance(tokens, list) else []
     return ids
 

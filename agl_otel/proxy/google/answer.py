@@ -7,7 +7,7 @@ from dataclasses import dataclass, field
 from typing import Any, Final, cast
 
 from agl_otel.proxy.dialects.openai import take
-from agl_otel.proxy.reply import Choice, Json, Reply, dicts, encoded, integer, parse_object
+from agl_otel.proxy.reply import Choice, Json, Reply, dicts, encoded, integer, object_of, parse_object
 from agl_otel.spans.tolerant import json_of
 
 _FINISH: Final = {"stop": "STOP", "tool_calls": "STOP", "function_call": "STOP", "length": "MAX_TOKENS", "content_filter": "SAFETY"}
@@ -29,7 +29,7 @@ _STATUS: Final = {
 def error(status: int, body: bytes) -> Json:
     """Return the error of an answer in Google's form."""
     given = (parse_object(body) or {}).get("error")
-    held = _object(given).get("message", given)
+    held = object_of(given).get("message", given)
     message = held if isinstance(held, str) else body.decode(errors="replace")
     return {"error": {"code": status, "message": message, "status": _STATUS.get(status, "INTERNAL")}}
 
@@ -84,15 +84,11 @@ def _arguments(text: str) -> Json | None:
     return cast("Json", found) if isinstance(found, dict) else None
 
 
-def _object(value: Any) -> Json:
-    return cast("Json", value) if isinstance(value, dict) else {}
-
-
 def _usage(usage: Any) -> Json | None:
     if not isinstance(usage, dict):
         return None
     given = cast("Json", usage)
-    details, cached = _object(given.get("completion_tokens_details")), _object(given.get("prompt_tokens_details"))
+    details, cached = object_of(given.get("completion_tokens_details")), object_of(given.get("prompt_tokens_details"))
     thoughts, made = integer(details.get("reasoning_tokens")) or 0, integer(given.get("completion_tokens")) or 0
     held = {
         "promptTokenCount": integer(given.get("prompt_tokens")) or 0,
@@ -116,7 +112,7 @@ class Stream:
         if payload.get("error") is not None:
             return _event(error(500, encoded(payload)))
         take(self._reply, payload)
-        if _object(payload.get("usage")):
+        if object_of(payload.get("usage")):
             self._last = payload
         candidates: list[Json] = []
         for item in dicts(payload.get("choices")):

@@ -10,7 +10,7 @@ from typing import Any, Final, cast
 
 from agl_otel.errors import UsageError
 from agl_otel.proxy.google.fields import fields, instance
-from agl_otel.proxy.reply import Json
+from agl_otel.proxy.reply import Json, object_of
 
 _DATA: Final = frozenset({"text", "inlineData", "fileData", "functionCall", "functionResponse"})
 _PART: Final = _DATA | {"thought", "thoughtSignature"}
@@ -150,6 +150,6 @@ def _asked(part: Json) -> Json:
 
 def _output(response: Any) -> str:
     """Return what a tool answered, as text; of {"output": text} and {"result": text} the text."""
-    held: Json = cast("Json", response) if isinstance(response, dict) else {}
+    held = object_of(response)
     only = next(iter(held.values()), None) if held.keys() in ({"output"}, {"result"}) else None
     return only if isinstance(only, str) else json.dumps(response if response is not None else {}, ensure_ascii=False)
