@@ -54,7 +54,7 @@ def sdk_spans() -> list[ReadableSpan]:
 async def test_a_span_comes_back_as_it_was_added(store: LightningStore, begun: AttemptedRollout) -> None:
     span = span_of(begun, sequence=7, attributes=KINDS, parent_id="00000000000000ab", end_time=time.time() + 1)
     span.resource = OtelResource(attributes={"service.name": "s", "n": 1})
-    span.events = [Event(name="e", attributes={"k": [1, 2]}, timestamp=1_700_000_000.25)]
+    span.events = [Event(name="e", attributes={"k": [1, 2]}, timestamp=1_700_000_000.25, time_unix_nano=1_700_000_000_250_000_000)]
     assert await store.add_span(span) is span
     (found,) = await store.query_spans(begun.rollout_id)
     fields = """rollout_id attempt_id sequence_id trace_id span_id parent_id name status start_time end_time attributes events links
