@@ -176,7 +176,9 @@ async def store_command(folder: Path) -> AsyncGenerator[tuple[str, str]]:
     child = await asyncio.create_subprocess_exec(*command, stdout=asyncio.subprocess.PIPE, env=environment)
     try:
         assert child.stdout is not None
-        yield json.loads(await asyncio.wait_for(child.stdout.readline(), 180))["url"], f"127.0.0.1:{jaeger}"
+        async with asyncio.timeout(180):
+            started = json.loads(await child.stdout.readline())
+        yield started["url"], f"127.0.0.1:{jaeger}"
     finally:
         child.terminate()
         await child.wait()

@@ -83,7 +83,8 @@ class Forwarder:
     async def drain(self, timeout_seconds: float) -> None:
         """Wait up to `timeout_seconds` for the queue to empty; the rest is counted as dropped."""
         with contextlib.suppress(TimeoutError):
-            await asyncio.wait_for(self._idle.wait(), timeout_seconds)
+            async with asyncio.timeout(timeout_seconds):
+                await self._idle.wait()
         if self._unfinished:
             self.counts["dropped_stopped"] += self._unfinished
             _logger.warning("stopping with %d requests that were not forwarded to %s", self._unfinished, self._name)

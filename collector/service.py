@@ -345,7 +345,8 @@ class Collector:
             self._writer.close()
             await asyncio.wait({self._writer_task}, timeout=DRAIN_SECONDS)
             with contextlib.suppress(TimeoutError):  # the queue may have stopped already
-                await asyncio.wait_for(self._farewell(), FAREWELL_SECONDS)
+                async with asyncio.timeout(FAREWELL_SECONDS):
+                    await self._farewell()
             if self._forwarder is not None:
                 await self._forwarder.drain(FAREWELL_SECONDS)
             self._tasks.append(self._writer_task)

@@ -369,7 +369,8 @@ class Writer:
                 break
             self._write_now.clear()
             with contextlib.suppress(TimeoutError):
-                await asyncio.wait_for(self._write_now.wait(), rest if len(self._tasks) < LANES else None)
+                async with asyncio.timeout(rest if len(self._tasks) < LANES else None):
+                    await self._write_now.wait()
         self._last_batch_at = time.monotonic()
 
     def _is_full(self) -> bool:
@@ -448,7 +449,8 @@ class Writer:
                     _logger.warning("%s does not take a batch (%d rows wait in the log); trying again: %s", what, self.backlog, error)
                 self._again.clear()
                 with contextlib.suppress(TimeoutError):
-                    await asyncio.wait_for(self._again.wait(), BACKOFF.jittered(failures))
+                    async with asyncio.timeout(BACKOFF.jittered(failures)):
+                        await self._again.wait()
                 continue
             self.trouble, self._full = "", False
             if failures:

@@ -157,7 +157,8 @@ class Maintainer:
     async def release(self) -> None:
         """Release the lease if the queue is reachable."""
         with contextlib.suppress(AglError, TimeoutError):
-            await asyncio.wait_for(self._queue.lease(LEASE, self._holder, 0), 2)
+            async with asyncio.timeout(2):
+                await self._queue.lease(LEASE, self._holder, 0)
 
 
 async def finished_before(queue: QueueClient, statuses: Sequence[RolloutStatus], before: float) -> AsyncIterator[list[str]]:

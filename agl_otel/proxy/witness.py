@@ -62,7 +62,8 @@ class Witnesses:
         if announced.done():
             return
         try:
-            taken = await asyncio.wait_for(asyncio.shield(announced), self._wait_seconds)
+            async with asyncio.timeout(self._wait_seconds):
+                taken = await asyncio.shield(announced)
         except TimeoutError:
             taken = False
         if not taken:

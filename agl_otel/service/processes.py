@@ -186,7 +186,8 @@ class Process:
             return
         self.signal(signal.SIGTERM)
         try:
-            await asyncio.wait_for(self.wait(), grace_seconds)
+            async with asyncio.timeout(grace_seconds):
+                await self.wait()
         except TimeoutError:
             await self.kill()
 
