@@ -1,4 +1,4 @@
-"""Random agents in four protocols: several turns, tools, n > 1, retries, edited history, concurrent conversations, injected faults.
+"""Random agents in five protocols: several turns, tools, n > 1, retries, edited history, concurrent conversations, injected faults.
 
 A conversation is a list of protocol-independent messages; each protocol encodes them as requests and parses the replies. Received replies
 are compared with the samples: the proxy must not change them.
@@ -17,6 +17,7 @@ import aiohttp
 
 from bench.exact_server import FAULTS, Json
 
+GOOGLE: Final = "generateContent"
 RETRY_HEADER: Final = "x-stainless-retry-count"
 HOLD_SECONDS: Final = 0.05
 IMAGE: Final = {"type": "image_url", "image_url": {"url": "data:image/png;base64,AAAA"}}
@@ -151,22 +152,86 @@ def _responses_read(body: bytes, stream: bool) -> Received:
     return Received(whole["id"], [Turn("assistant", "", {"id": item["call_id"], "name": item["name"], "arguments": item["arguments"]})])
 
 
+def _google(turns: Sequence[Turn]) -> Json:
+    contents: list[Json] = []
+    for turn in turns:
+        part: Json = {"text": turn.text}
+        if turn.tool and turn.role == "assistant":
+            part = {"functionCall": {"id": turn.tool["id"], "name": turn.tool["name"], "args": json.loads(turn.tool["arguments"])}}
+        elif turn.tool:
+            part = {"functionResponse": {"id": turn.tool["id"], "name": turn.tool["name"], "response": {"output": turn.text}}}
+        image = [{"inlineData": {"mimeType": "image/png", "data": "AAAA"}}] if turn.image else []
+        if turn.role != "system":
+            contents.append({"role": "model" if turn.role == "assistant" else "user", "parts": [part, *image]})
+    system = "".join(turn.text for turn in turns if turn.role == "system")
+    return {"contents": contents, **({"systemInstruction": {"parts": [{"text": system}]}} if system else {})}
+
+
+def _google_read(body: bytes, stream: bool) -> Received:
+    payloads = _events(body) if stream else [json.loads(body)]
+    found: dict[int, Turn] = {}
+    for candidate in (each for payload in payloads for each in payload["candidates"]):
+        turn = found.get(candidate["index"], Turn("assistant"))
+        for part in candidate["content"]["parts"]:
+            if "functionCall" in part:
+                call = part["functionCall"]
+                turn = turn._replace(tool={"id": call["id"], "name": call["name"], "arguments": json.dumps(call["args"])})
+            else:
+                turn = turn._replace(text=turn.text + part["text"])
+        found[candidate["index"]] = turn
+    return Received(payloads[0]["responseId"], [found[index] for index in sorted(found)])
+
+
+class Options(NamedTuple):
+    """What a request asks for beside its messages."""
+
+    stream: bool
+    tools: bool
+    n: int
+    logprobs: bool
+
+
+_NAME: Final = "look"
+
+
+def _openai_options(options: Options) -> Json:
+    function = {"name": _NAME, "parameters": {"type": "object"}}
+    tools = {"tools": [{"type": "function", "name": _NAME, "function": function}]} if options.tools else {}
+    return {"model": "m", "stream": options.stream, **tools, **({"n": options.n} if options.n > 1 else {})}
+
+
+def _chat_options(options: Options) -> Json:
+    return _openai_options(options) | ({"logprobs": True} if options.logprobs else {})
+
+
+def _text_options(options: Options) -> Json:
+    return _openai_options(options) | ({"logprobs": 1} if options.logprobs else {})
+
+
+def _google_options(options: Options) -> Json:
+    function = {"name": _NAME, "parameters": {"type": "OBJECT"}}
+    tools = {"tools": [{"functionDeclarations": [function]}]} if options.tools else {}
+    return {**tools, **({"generationConfig": {"candidateCount": options.n}} if options.n > 1 else {})}
+
+
 class Codec(NamedTuple):
     """Encoder of requests and parser of responses of one protocol."""
 
     body: Callable[[Sequence[Turn]], Json]
+    options: Callable[[Options], Json]
+    """The other fields of the request."""
     read: Callable[[bytes, bool], Received]
     choices: bool
     """Whether n > 1 is supported."""
-    tools: bool
-    system: bool
+    tools: bool = True
 
 
 CODECS: Final = {
-    "chat/completions": Codec(_chat, _chat_read, choices=True, tools=True, system=True),
-    "completions": Codec(_text, _text_read, choices=True, tools=False, system=True),
-    "messages": Codec(_messages, _messages_read, choices=False, tools=True, system=True),
-    "responses": Codec(_responses, _responses_read, choices=False, tools=True, system=True),
+    "chat/completions": Codec(_chat, _chat_options, _chat_read, choices=True),
+    "completions": Codec(_text, _text_options, _text_read, choices=True, tools=False),
+    "messages": Codec(_messages, _openai_options, _messages_read, choices=False),
+    "responses": Codec(_responses, _openai_options, _responses_read, choices=False),
+    GOOGLE: Codec(_google, _google_options, _google_read, choices=True),
 }
 
 
@@ -226,31 +291,35 @@ class Agent:
     async def _ask(self, path: str, codec: Codec, turns: Sequence[Turn]) -> Received | None:
         """Make one call, retried after a failure as SDKs do; None if it has no usable response."""
         chance = self._chance
-        body: Json = {"model": "m", **codec.body(turns), "stream": chance.random() < 0.5}
-        if codec.tools and (chance.random() < 0.4 or any(turn.tool for turn in turns)):
-            body["tools"] = [{"type": "function", "name": "look", "function": {"name": "look", "parameters": {"type": "object"}}}]
-        if codec.choices and chance.random() < 0.15:
-            body["n"] = chance.choice((2, 3))
-        if codec.choices and chance.random() < 0.3:
-            body |= {"logprobs": True} if path.startswith("chat") else {"logprobs": 1}
+        options = Options(
+            stream=chance.random() < 0.5,
+            tools=codec.tools and (chance.random() < 0.4 or any(turn.tool for turn in turns)),
+            n=chance.choice((2, 3)) if codec.choices and chance.random() < 0.15 else 1,
+            logprobs=chance.random() < 0.3,
+        )
         fault = chance.choice(FAULTS) if chance.random() < self._faults else ""
-        raw = json.dumps(body, ensure_ascii=False).encode()
-        answer = await self._send(path, codec, raw, body, fault, 0)
+        raw = json.dumps(codec.body(turns) | codec.options(options), ensure_ascii=False).encode()
+        answer = await self._send(path, raw, options.stream, fault, 0)
         if fault in ("error", "hold", "cut") and answer is None:
-            answer = await self._send(path, codec, raw, body, "", 1)
+            answer = await self._send(path, raw, options.stream, "", 1)
         return answer
 
-    async def _send(self, path: str, codec: Codec, raw: bytes, body: Json, fault: str, retry: int) -> Received | None:
+    async def _send(self, path: str, raw: bytes, stream: bool, fault: str, retry: int) -> Received | None:
         headers = {"content-type": "application/json", "x-fault": fault, RETRY_HEADER: str(retry)}
         self.calls += 1
         patience = aiohttp.ClientTimeout(total=HOLD_SECONDS if fault == "hold" else 300.0)
         with contextlib.suppress(aiohttp.ClientError, TimeoutError):
-            async with self._session.post(f"{self._url}/{path}", data=raw, headers=headers, timeout=patience) as response:
+            async with self._session.post(self._address(path, stream), data=raw, headers=headers, timeout=patience) as response:
                 content = await response.read()
                 if response.status == 200:
-                    answer = codec.read(content, bool(body["stream"]))
+                    answer = CODECS[path].read(content, stream)
                     if b"token_ids" in content:
                         raise AssertionError(f"{path}: an agent that did not ask for token ids got some")
                     self.received.append((answer, path))
                     return answer
         return None
+
+    def _address(self, path: str, stream: bool) -> str:
+        if path != GOOGLE:
+            return f"{self._url}/{path}"
+        return f"{self._url.removesuffix('/v1')}/v1beta/models/m:{'streamGenerateContent?alt=sse' if stream else path}"

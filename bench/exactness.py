@@ -61,6 +61,8 @@ class Result:
 
     calls: int = 0
     """Requests that agents made."""
+    answers: Counter[str] = field(default_factory=Counter[str])
+    """Responses that agents got, by protocol."""
     sampled: int = 0
     """(call, choice) that the server sampled."""
     accepted: int = 0
@@ -115,6 +117,7 @@ async def one_attempt(stack: Services, session: aiohttp.ClientSession, chance: r
     agent = Agent(session, chance.choice((base, f"{base}/v1")), chance, faults=FAULTS if chance.random() < FAULTY_ATTEMPTS else 0.0)
     await agent.run()
     result.calls += agent.calls
+    result.answers += Counter(path for _, path in agent.received)
     for answer, path in agent.received:
         for choice, reply in enumerate(answer.replies):
             sampled = truth.sampled[answer.id, choice].response
@@ -261,7 +264,7 @@ def main() -> int:
     figures = {"value": round(share, 6), "baseline": ACCEPTED_BAR, "ratio": round(share / ACCEPTED_BAR, 4), "wrong": len(result.wrong)}
     counts = {name: getattr(result, name) for name in ("calls", "sampled", "accepted", "whole", "trained_tokens", "read_again")}
     seconds = round(time.perf_counter() - started, 1)
-    why = {name: dict(getattr(result, name)) for name in ("refused", "breaks", "bridges")} | {"examples": result.wrong[:10]}
+    why = {name: dict(getattr(result, name)) for name in ("answers", "refused", "breaks", "bridges")} | {"examples": result.wrong[:10]}
     print(json.dumps({**head, **figures, **counts, **why, "seed": given.seed, "seconds": seconds}), flush=True)
     return 0 if result.good else 1
 

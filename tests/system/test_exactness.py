@@ -6,6 +6,7 @@ from pathlib import Path
 
 import pytest
 
+from bench.exact_agents import CODECS
 from bench.exactness import run
 
 pytestmark = pytest.mark.full
@@ -16,6 +17,7 @@ async def test_trained_ids_are_the_sampled_ids_in_every_protocol_with_faults_and
     assert result.wrong == []
     assert result.good
     assert result.whole_accepted == result.whole  # only deliberately broken calls are refused
+    assert result.answers.keys() == CODECS.keys()
     assert result.refused.total() > 0
     assert {"choice", "sub_agent"} <= set(result.breaks)
     assert result.bridges["bridged"] > 20
