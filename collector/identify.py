@@ -7,14 +7,14 @@ within a request does not matter. Of a repeated attribute key, the first counts.
 from __future__ import annotations
 
 from collections import Counter
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from functools import lru_cache
 from itertools import groupby
 from typing import Final, NamedTuple
 
+from opentelemetry.proto.collector.logs.v1.logs_service_pb2 import ExportLogsServiceRequest
 from opentelemetry.proto.collector.trace.v1.trace_service_pb2 import ExportTraceServiceRequest
 from opentelemetry.proto.common.v1.common_pb2 import AnyValue, KeyValue, KeyValueList
-from opentelemetry.proto.trace.v1.trace_pb2 import Span
 
 from agl_otel.collector.identities import Identities, Identity
 from agl_otel.collector.memory import Ids, Known, TraceMemory
@@ -29,9 +29,12 @@ KEY: Final = "the sender's key is bound to another attempt"
 TRAINING: Final = "only trainers send figures of training: an agent's key does not"
 GIVEN: Final = "only the runner marks a reward as given: an agent's key does not"
 PROXY: Final = "only the proxy sends agentlightning.llm and its attributes: an agent's key does not"
+FEEDBACK: Final = "only the stack's own route takes feedback: an agent's key does not send agentlightning.feedback"
 STEP: Final = "only trainers send agentlightning.train and its attributes: an agent's key does not"
 _OF_THE_STACK: Final = {conventions.SPAN_LLM: PROXY, conventions.TRAIN: STEP, conventions.REWARD_GIVEN: GIVEN}
-"""{name, or prefix of dotted names, that only services of the stack may send: the reason for refusing it from others}."""
+"""{name, or prefix of dotted names, that only services of the stack may send on spans: the reason for refusing it from others}."""
+_OF_THE_STACKS_RECORDS: Final = {conventions.FEEDBACK: FEEDBACK}
+"""The same, on log records."""
 
 
 class _Level(NamedTuple):
@@ -146,22 +149,31 @@ def bound_identity(identity: Identity, bound: Ids) -> Identity:
     return Identity(reason=KEY)
 
 
-def refuse_forged(identities: Identities, raw: bytes) -> Identities:
-    """Refuse an agent's spans that carry what only services of the stack may send; `raw` is the request's bytes."""
-    if not any(name.encode() in raw for name in _OF_THE_STACK):
+def refuse_forged(identities: Identities, raw: bytes, *, records: bool) -> Identities:
+    """Refuse an agent's spans, or log records, that carry what only services of the stack may send; `raw` is the request's bytes."""
+    if not any(name.encode() in raw for name in (_OF_THE_STACKS_RECORDS if records else _OF_THE_STACK)):
         return identities
+    reasons = _forged_records(raw) if records else _forged_spans(raw)
+    checked = zip(identities, reasons, strict=True)
+    return Identities.of(Identity(reason=reason) if reason and not identity.reason else identity for identity, reason in checked)
+
+
+def _forged_spans(raw: bytes) -> Iterator[str]:
+    """Yield why each span is refused from an agent, by its name and attribute keys; empty if it is accepted."""
     request = ExportTraceServiceRequest.FromString(raw)
     spans = (span for group in request.resource_spans for scope in group.scope_spans for span in scope.spans)
-    return Identities.of(
-        Identity(reason=reason) if not identity.reason and (reason := _forged(span)) else identity
-        for identity, span in zip(identities, spans, strict=True)
-    )
+    return (_forged((span.name, *(each.key for each in span.attributes)), _OF_THE_STACK) for span in spans)
 
 
-def _forged(span: Span) -> str:
-    """Return why a span is refused from an agent, by its name and attribute keys; empty if it is accepted."""
-    names = (span.name, *(each.key for each in span.attributes))
-    return next((why for text in names for name, why in _OF_THE_STACK.items() if text == name or text.startswith(f"{name}.")), "")
+def _forged_records(raw: bytes) -> Iterator[str]:
+    """Yield the same of log records, by their attribute keys."""
+    request = ExportLogsServiceRequest.FromString(raw)
+    records = (record for group in request.resource_logs for scope in group.scope_logs for record in scope.log_records)
+    return (_forged((each.key for each in record.attributes), _OF_THE_STACKS_RECORDS) for record in records)
+
+
+def _forged(names: Iterable[str], of_the_stack: Mapping[str, str]) -> str:
+    return next((why for text in names for name, why in of_the_stack.items() if text == name or text.startswith(f"{name}.")), "")
 
 
 def learn(scan: Scan, identities: Identities, memory: TraceMemory, *, now: float, by_key: bool = False) -> None:

@@ -230,10 +230,10 @@ class Intake:
         identities = identify(scan, metadata, known, records=signal == "logs", levels=self.levels)
         if sender.bound:
             identities = bind(identities, sender.bound, self.levels)
+        if sender.is_agent:
+            identities = refuse_forged(identities, raw, records=signal == "logs")
         if signal == "logs":
             return identities, counts
-        if sender.is_agent:
-            identities = refuse_forged(identities, raw)
         learn(scan, identities, self.memory, now=time.monotonic(), by_key=sender.bound is not None)
         start = 0
         for count, identity in identities.runs:

@@ -23,6 +23,7 @@ from agl_otel.algorithms.sft import options as sft
 from agl_otel.cli import cli
 from agl_otel.jobs import job
 from agl_otel.settings import CONFIG_FILE, PRIVATE, SECRETS, Settings
+from agl_otel.web.feedback import FEEDBACK
 from agl_otel.web.rest import ROUTES
 from agl_otel.web.routes import PREFIX
 from agl_otel.web.views import VIEWS
@@ -146,10 +147,11 @@ def rest_page() -> str:
         f"Below `{PREFIX}` of the web service (4748, or the port of `agl-otel store`). The OpenAPI document, with every",
     ]
     parts += [f"field, is at `{PREFIX}/openapi.json`. Errors are JSON with a `detail`. With `AGL_TOKEN`: `Authorization: Bearer TOKEN`."]
-    for title, routes in (("As in Agent Lightning 0.3", ROUTES), ("What the dashboard asks", VIEWS)):
+    for title, routes in (("As in Agent Lightning 0.3", ROUTES), ("What the dashboard asks", VIEWS), ("Feedback", FEEDBACK)):
         parts += ["", f"## {title}", "", "| method | path | what |", "|---|---|---|"]
         parts += [f"| {route.method} | `{PREFIX}{route.path}` | {_cell(route.summary)} |" for route in routes]
-    parts += ["", PAGES_OF_CONVERSATIONS]
+        parts += ["", PAGES_OF_CONVERSATIONS] if routes is VIEWS else []
+    parts += ["", "Its fields, and keys that may send it and nothing else: [late-rewards.md](late-rewards.md)."]
     return "\n".join(parts) + "\n"
 
 

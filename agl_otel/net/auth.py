@@ -6,6 +6,7 @@ All keys are derived from the stack's token (HMAC-SHA256), so none are stored, a
 |---|---|
 | the stack's token | everything |
 | an expiring token for some services (`scoped_token`) | those services; for viewers: a browser, Grafana, Prometheus |
+| an expiring key of one conversation or response (`feedback_key`) | sending feedback on it; for a browser of the agent's users |
 | the telemetry key of an attempt (`attempt_ingest_key`) | sending telemetry, all of it assigned to that attempt |
 | the telemetry key of no attempt (`ingest_key`) | sending telemetry of any rollout; for services that cannot have an attempt's key |
 | the model key of an attempt (`attempt_key`) | that attempt's model calls, by its path at the proxy |
@@ -33,7 +34,7 @@ from collections.abc import Collection, Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from functools import lru_cache
 from hashlib import sha256
-from typing import TYPE_CHECKING, Final, NamedTuple
+from typing import TYPE_CHECKING, Final, Literal, NamedTuple, cast
 from urllib.parse import urlsplit
 
 from agl_otel.errors import SettingsError, UsageError
@@ -50,6 +51,7 @@ SCOPES: Final = {
     "web": "REST, dashboard, Jaeger's APIs",
     "view": "the same as far as it changes nothing: the whole dashboard",
     "metrics": "/metrics of every service, and nothing else",
+    "feedback": "sending feedback to REST, and nothing else",
 }
 """{scope of a token: what it opens}."""
 NO_TOKEN: Final = "no token was made, because the stack has none: set AGL_TOKEN to it"
@@ -57,6 +59,7 @@ NO_CERTIFICATE: Final = "this port wants a client certificate of the authority i
 OWN_NEEDED: Final = "this call is for the stack's own services: it wants the stack's token itself (AGL_TOKEN), and not one made from it"
 NEEDED: Final = "a bearer token is needed: set AGL_TOKEN to the stack's token"
 SCOPED_PREFIX: Final = "aglt"
+FEEDBACK_PREFIX: Final = "aglf"
 KEY_PREFIX: Final = "agl-"
 """Prefix of keys for telemetry and model calls; no provider's key has it."""
 SIGNATURE_DIGITS: Final = 40  # hexadecimal
@@ -78,6 +81,21 @@ def scoped_token(token: str, scopes: Sequence[str], expires_at: float) -> str:
         raise UsageError(f"no token was made: {what}; name some of {', '.join(SCOPES)}")
     body = f"{SCOPED_PREFIX}-{'+'.join(sorted({*scopes}))}-{int(expires_at)}"
     return f"{body}-{_signature(token, 'scoped', body)}"
+
+
+class Subject(NamedTuple):
+    """What a key for feedback is bound to."""
+
+    kind: Literal["conversation", "response"]
+    name: str
+
+
+def feedback_key(token: str, subject: Subject, expires_at: float) -> str:
+    """Make a key for feedback on one conversation or response until `expires_at` (Unix seconds). Raises UsageError without a token."""
+    if not token:
+        raise UsageError(NO_TOKEN)
+    body = f"{FEEDBACK_PREFIX}-{subject.kind}-{subject.name.encode().hex()}-{int(expires_at)}"
+    return f"{body}-{_signature(token, 'feedback', body)}"
 
 
 def ingest_key(token: str) -> str:
@@ -108,7 +126,7 @@ def model_server_key(token: str) -> str:
 
 def is_ours(key: str, token: str = "") -> bool:
     """Whether this is the stack's token or looks like a key derived from one, which must not be sent to a provider."""
-    return key.startswith((KEY_PREFIX, SCOPED_PREFIX, BOUND_PREFIX)) or bool(token and key == token)
+    return key.startswith((KEY_PREFIX, SCOPED_PREFIX, FEEDBACK_PREFIX, BOUND_PREFIX)) or bool(token and key == token)
 
 
 def _signature(token: str, *parts: str) -> str:
@@ -153,12 +171,28 @@ def refusal(token: str, given: str, *scopes: str, now: float | None = None) -> s
     if not body.startswith(f"{SCOPED_PREFIX}-") or not _same(signature, _signature(token, "scoped", body)):
         return ""
     _, names, until = body.split("-")
-    if (time.time() if now is None else now) >= int(until):
-        when = time.strftime("%Y-%m-%d %H:%M:%S", time.gmtime(int(until)))
-        return f"this token expired at {when} UTC: ask for another one (`agl-otel token`)"
+    if (why := _expired(int(until), now)) is not None:
+        return why
     if not {*names.split("+")} & {*scopes}:
         return f"this token is for {names.replace('+', ', ')} and not for {scopes[0]}"
     return None
+
+
+def subject_of(token: str, given: str, *, now: float | None = None) -> Subject | str | None:
+    """Return what a key for feedback is bound to, or why it is refused; None if it is no such key of this stack."""
+    body, _, signature = given.rpartition("-")
+    if not token or not body.startswith(f"{FEEDBACK_PREFIX}-") or not _same(signature, _signature(token, "feedback", body)):
+        return None
+    _, kind, name, until = body.split("-")
+    why = _expired(int(until), now)
+    return why or Subject(cast("Literal['conversation', 'response']", kind), bytes.fromhex(name).decode())
+
+
+def _expired(until: int, now: float | None) -> str | None:
+    if (time.time() if now is None else now) < until:
+        return None
+    when = time.strftime("%Y-%m-%d %H:%M:%S", time.gmtime(until))
+    return f"this token expired at {when} UTC: ask for another one (`agl-otel token`)"
 
 
 def shown_to_proxy(headers: Mapping[str, str]) -> str:

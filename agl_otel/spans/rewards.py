@@ -29,7 +29,7 @@ LABELS: Final[Mapping[str, float]] = {
 }
 """What a label of an evaluation without a score stands for, in any case; other labels are no rewards."""
 _DIMENSION: Final = re.compile(re.escape(conventions.REWARD) + r"\.(0|[1-9][0-9]{0,8})\.(name|value)")
-_TIME: Final = re.compile(re.escape(conventions.REWARD) + r"\.(0|[1-9][0-9]{0,8})\.time")
+_LABEL: Final = re.compile(re.escape(conventions.REWARD) + r"\.(0|[1-9][0-9]{0,8})\.label")
 _log = logging.getLogger(__name__)
 Readable = SpanLike | Mapping[str, Any]
 AnySpan = TypeVar("AnySpan", bound=Readable)
@@ -49,10 +49,9 @@ def dimensions_of(attributes: Mapping[str, Any]) -> list[tuple[int, str, float]]
 
 
 def unread_of(rewards: Mapping[str, str]) -> list[str]:
-    """Return the labels of the evaluations in a map of the column Rewards that have no number."""
-    times = (match[1] for key in rewards if (match := _TIME.fullmatch(key)))
-    indexes = [index for index in map(int, times) if conventions.reward_value_key(index) not in rewards]
-    return [rewards.get(conventions.reward_label_key(index), "") for index in indexes]
+    """Return the labels of the evaluations in a map of the column Rewards that have a label and no number."""
+    labels = [(int(match[1]), label) for key, label in rewards.items() if (match := _LABEL.fullmatch(key))]
+    return [label for index, label in labels if conventions.reward_value_key(index) not in rewards]
 
 
 class Evaluation(NamedTuple):

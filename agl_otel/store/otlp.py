@@ -16,6 +16,7 @@ from agl_otel_hook import conventions, wire
 
 TRACES_PATH: Final = "/v1/traces"
 METRICS_PATH: Final = "/v1/metrics"
+LOGS_PATH: Final = "/v1/logs"
 _KINDS: Final = {name: number for number, name in enumerate(("Unspecified", "Internal", "Server", "Client", "Producer", "Consumer"))}
 _STATUS: Final = {"UNSET": 0, "OK": 1, "ERROR": 2}
 _ENCODED: Final = frozenset({str, bool, int, float, bytes, type(None)})

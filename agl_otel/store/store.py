@@ -14,6 +14,7 @@ from agl_otel.service.ports import is_free, port_beside
 from agl_otel.store.address import Address
 from agl_otel.store.connections import CONNECTIONS, Connected, Source, Statistics
 from agl_otel.store.embedded import EmbeddedStack
+from agl_otel.store.feedback import Feedbacks
 from agl_otel.store.figures import Figures
 from agl_otel.store.resources import Resources
 from agl_otel.store.rollouts import Rollouts
@@ -28,7 +29,7 @@ DEFAULT_PORT: Final = 4747
 SERVED: Final = ("queue", "collector", "proxy", "web")
 
 
-class Store(Rollouts, Spans, Resources, Figures, Steps):
+class Store(Rollouts, Spans, Feedbacks, Resources, Figures, Steps):
     """A store over one stack. `Store(address)` connects on first use, `await Store.connect(address)` at once.
 
     It may be used from several event loops and threads, and pickled: a copy uses the same stack.

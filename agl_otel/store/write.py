@@ -1,4 +1,4 @@
-"""Writes spans and figures by OTLP requests to a collector, which acks them when they are readable."""
+"""Writes spans, log records and figures by OTLP requests to a collector, which acks them when they are readable."""
 
 from __future__ import annotations
 
@@ -8,6 +8,7 @@ from typing import Final
 import aiohttp
 from google.protobuf.message import DecodeError
 from google.rpc.status_pb2 import Status
+from opentelemetry.proto.collector.logs.v1.logs_service_pb2 import ExportLogsServiceResponse
 from opentelemetry.proto.collector.metrics.v1.metrics_service_pb2 import ExportMetricsServiceRequest
 from opentelemetry.proto.collector.trace.v1.trace_service_pb2 import ExportTraceServiceRequest, ExportTraceServiceResponse
 
@@ -15,7 +16,7 @@ from agl_otel.errors import DataError, UnavailableError
 from agl_otel.net.tls import connector
 from agl_otel.queue.client import QueueClient
 from agl_otel.service.retry import retry
-from agl_otel.store.otlp import METRICS_PATH, TRACES_PATH
+from agl_otel.store.otlp import LOGS_PATH, METRICS_PATH, TRACES_PATH
 from agl_otel.text import error_text
 from agl_otel_hook import conventions
 
@@ -65,6 +66,15 @@ class SpanWriter:
     async def write_metrics(self, request: ExportMetricsServiceRequest) -> None:
         """Send metrics in the same way; points that the collector refuses are dropped."""
         await self._sent(METRICS_PATH, request.SerializeToString())
+
+    async def write_logs(self, request: bytes) -> None:
+        """Send a serialised ExportLogsServiceRequest; its records are readable when this returns.
+
+        Raises DataError if the collector refuses records, UnavailableError if no collector accepts them.
+        """
+        partial = ExportLogsServiceResponse.FromString(await self._sent(LOGS_PATH, request)).partial_success
+        if partial.rejected_log_records:
+            raise DataError(f"the collector refused {partial.rejected_log_records} log records: {partial.error_message}")
 
     async def _sent(self, path: str, body: bytes) -> bytes:
         return await retry(lambda: self._post(path, body), seconds=RETRY_SECONDS)

@@ -42,6 +42,7 @@ NAMES: Final[Mapping[str, str]] = {
     "caller": conventions.LLM_CALLER,
     "hooked": conventions.ATTEMPT_HOOKED,
     "given": conventions.REWARD_GIVEN,
+    "feedback_id": conventions.FEEDBACK_ID,
     "reward": conventions.reward_value_key(0),
     "reward_name": conventions.reward_name_key(0),
     "reward_time": conventions.reward_time_key(0),

@@ -27,7 +27,14 @@ async def serving(settings: Settings) -> AsyncGenerator[Serving]:
     tls = Tls.load(settings)
     async with AsyncExitStack() as closers:
         store = await closers.enter_async_context(LightningStore(settings.queue_address, token=token))
-        app = build_app(store, token, settings.cors_origins.split(","), own_names(settings), in_flight_bytes=settings.max_in_flight_bytes)
+        app = build_app(
+            store,
+            token,
+            settings.cors_origins.split(","),
+            own_names(settings),
+            in_flight_bytes=settings.max_in_flight_bytes,
+            feedback_per_minute=settings.feedback_per_minute,
+        )
         if tls is not None and tls.client_authority is not None:
             app.middlewares.append(require_certificate(OPEN_PATHS))
         runner = make_runner(app)

@@ -23,6 +23,7 @@ from agl_otel.telemetry.http import Requests
 from agl_otel.telemetry.meters import Meters
 from agl_otel.web import relay, static
 from agl_otel.web.curves import Curves
+from agl_otel.web.feedback import FEEDBACK, FEEDBACK_PER_MINUTE, LIMITS, Limits, admit
 from agl_otel.web.jaeger import rest as jaeger_rest
 from agl_otel.web.json_errors import json_crashes, json_errors
 from agl_otel.web.openapi import document
@@ -60,7 +61,7 @@ async def describe(request: web.Request) -> web.Response:
 
 async def openapi(_: web.Request) -> web.Response:
     """GET /v1/agl/openapi.json."""
-    return web.json_response(document((*VIEWS, *ROUTES), distribution("agl-otel").version))
+    return web.json_response(document((*VIEWS, *ROUTES, *FEEDBACK), distribution("agl-otel").version))
 
 
 def _rewritten(address: object, host: str) -> object:
@@ -77,7 +78,7 @@ def _is_read_only(request: web.Request) -> bool:
 @web.middleware
 async def guard(request: web.Request, handler: Handler) -> web.StreamResponse:
     """Require the token, and answer AglErrors as JSON with their status. Without a token, /health answers its status alone."""
-    if request.match_info.route.name != static.PAGE:
+    if request.match_info.route.name != static.PAGE and not admit(request, request.app[TOKEN]):
         scopes = [*(["metrics"] if request.path in relay.METRICS_PATHS else []), *(["view"] if _is_read_only(request) else [])]
         if (why := WEB.refusal(request.app[TOKEN], request.headers, *scopes)) is not None:
             if request.path in OPEN_PATHS:
@@ -109,10 +110,11 @@ def build_app(
     names: Collection[str] | None = None,
     *,
     in_flight_bytes: int = IN_FLIGHT_BYTES,
+    feedback_per_minute: int = FEEDBACK_PER_MINUTE,
 ) -> web.Application:
     """Build the application over a store that is open in the running event loop.
 
-    `names`: see `auth.BrowserAccess`; `in_flight_bytes`: of all bodies that are held at one time.
+    `names`: see `auth.BrowserAccess`; `in_flight_bytes`: of all bodies that are held at one time; `feedback_per_minute`: of one key.
     """
     origins = frozenset(origin.strip() for origin in cors_origins if origin.strip())
     visitors = browser_access(BrowserAccess(names, origins), page=static.PAGE)
@@ -127,8 +129,9 @@ def build_app(
     app.router.add_get("/health", health)
     app.router.add_get(DESCRIBE_PATH, describe)
     app[CURVES] = Curves(store)
+    app[LIMITS] = Limits(feedback_per_minute)
     app.router.add_get(PREFIX + "/openapi.json", openapi)
-    add_table(app, (*VIEWS, *ROUTES))
+    add_table(app, (*VIEWS, *ROUTES, *FEEDBACK))
     jaeger_rest.add_routes(app)
     relay.add_routes(app, meters, token)
     static.add_routes(app)

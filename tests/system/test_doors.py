@@ -24,7 +24,17 @@ from opentelemetry.proto.collector.trace.v1.trace_service_pb2 import ExportTrace
 from opentelemetry.proto.metrics.v1.metrics_pb2 import Gauge, Metric, NumberDataPoint
 
 from agl_otel.algorithms.grpo.model_port import access_checks
-from agl_otel.net.auth import SCOPES, attempt_ingest_key, attempt_key, ingest_key, model_server_key, scoped_token, shared_key
+from agl_otel.net.auth import (
+    SCOPES,
+    Subject,
+    attempt_ingest_key,
+    attempt_key,
+    feedback_key,
+    ingest_key,
+    model_server_key,
+    scoped_token,
+    shared_key,
+)
 from agl_otel.net.http_server import listen, make_runner
 from agl_otel.queue.proto import queue_pb2
 from agl_otel.settings import free_ports
@@ -58,6 +68,8 @@ TOKENS: Final[dict[str, str]] = {
     "another stack's token": scoped_token("another", [*SCOPES], FAR),
     "an expired token": scoped_token(TOKEN, [*SCOPES], 1.0),
     **{f"a token for {scope}": scoped_token(TOKEN, [scope], FAR) for scope in SCOPES},
+    "a response's feedback key": feedback_key(TOKEN, Subject("response", "chatcmpl-1"), FAR),
+    "an expired feedback key": feedback_key(TOKEN, Subject("response", "chatcmpl-1"), 1.0),
     "the OTLP key": ingest_key(TOKEN),
     "the attempt's OTLP key": attempt_ingest_key(TOKEN, *OURS),
     "another attempt's OTLP key": attempt_ingest_key(TOKEN, "ro-2", "at-2"),
@@ -181,6 +193,7 @@ DOORS: Final[dict[str, Door]] = {
     "proxy: health": Door("proxy", "GET", "/health"),
     "proxy: no such path": Door("proxy", "GET", "/nothing"),
     "web: read": Door("web", "GET", "/v1/agl/rollouts"),
+    "web: give feedback": Door("web", "POST", "/v1/agl/feedback", b"{}", JSON),
     "web: read by POST": Door("web", "POST", "/v1/agl/rollouts/search", b"{}", JSON),
     "web: change": Door("web", "POST", "/v1/agl/queues/rollouts/enqueue", b"[]", JSON),
     "web: before a page's change": Door("web", "OPTIONS", "/v1/agl/rollouts/search", b"", [("Access-Control-Request-Method", "POST")]),

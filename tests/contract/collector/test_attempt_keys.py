@@ -16,7 +16,7 @@ from opentelemetry.proto.trace.v1.trace_pb2 import Span
 from pydantic import SecretStr
 
 from agl_otel.collector.grpc_port import METHODS
-from agl_otel.collector.identify import GIVEN, KEY, PROXY, STEP, TRAINING
+from agl_otel.collector.identify import FEEDBACK, GIVEN, KEY, PROXY, STEP, TRAINING
 from agl_otel.net.auth import attempt_ingest_key, ingest_key
 from agl_otel_hook import conventions
 
@@ -191,6 +191,20 @@ async def test_log_records_are_checked_against_the_key(closed: Stack) -> None:
     async with closed.reader() as reader:
         rows = await reader.query("SELECT Body, RolloutId, AttemptId FROM otel_logs")
     assert rows == [{"Body": "mine", "RolloutId": "ro-mine", "AttemptId": "at-mine"}]
+
+
+@pytest.mark.parametrize("key", [MINE, ingest_key(TOKEN), TOKEN], ids=["of an attempt", "of no attempt", "of the stack"])
+async def test_feedback_is_refused_with_an_agents_key(key: str, closed: Stack) -> None:
+    request = ExportLogsServiceRequest()
+    record = request.resource_logs.add().scope_logs.add().log_records.add(time_unix_nano=span().start_time_unix_nano)
+    record.body.string_value = f"by {key}"
+    record.attributes.extend(span("", {conventions.FEEDBACK_SOURCE: "a person"}).attributes)
+    status, body = await post(closed, "/v1/logs", request.SerializeToString(), key)
+    answer = ExportLogsServiceResponse.FromString(body).partial_success
+    assert status == 200 and answer.error_message == ("" if key == TOKEN else f"1 × {FEEDBACK}")
+    async with closed.reader() as reader:
+        rows = await reader.query("SELECT count() AS Count FROM otel_logs WHERE Body = {text:String}", params={"text": f"by {key}"})
+    assert [int(row["Count"]) for row in rows] == [int(key == TOKEN)]
 
 
 def points(**names: dict[str, str]) -> bytes:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import contextlib
+import io
 import re
 import time
 from pathlib import Path
@@ -13,12 +14,13 @@ import pytest
 from aiohttp.test_utils import TestClient, TestServer
 
 from agl_otel.errors import AglError
-from agl_otel.net.auth import SCOPES, scoped_token
+from agl_otel.net.auth import SCOPES, Subject, feedback_key, scoped_token
 from agl_otel.queue.client import QueueClient, Witness
 from agl_otel.store import LightningStore
 from agl_otel.text import LEFT_OUT
 from agl_otel.types import LLM
 from agl_otel.web.app import build_app
+from agl_otel.web.feedback import FEEDBACK
 from agl_otel.web.jaeger.service import READER, JaegerServer
 from agl_otel.web.rest import ROUTES
 from agl_otel.web.routes import PREFIX
@@ -112,7 +114,7 @@ async def test_a_view_token_reads_everything_and_changes_nothing(tmp_path: Path)
                 "/waits/rollouts",
             }
             open_to_it |= {"/rollouts/figures", "/rollouts/outputs", "/sql"}
-            for route in (*VIEWS, *ROUTES):
+            for route in (*VIEWS, *ROUTES, *FEEDBACK):
                 path = PREFIX + re.sub(r"{\w+}", "some", route.path)
                 async with client.request(route.method, path, json={} if route.method == "POST" else None, headers=headers) as answer:
                     refused = answer.status == 401 and "not for web" in await answer.text()
@@ -122,6 +124,46 @@ async def test_a_view_token_reads_everything_and_changes_nothing(tmp_path: Path)
                     assert answer.status == 401
             async with client.get("/v1/agl/describe", headers=headers) as answer:
                 assert answer.status == 200
+
+
+async def test_a_feedback_token_sends_feedback_and_opens_nothing_else(tmp_path: Path) -> None:
+    async with LocalQueue(f"sqlite:///{tmp_path / 'queue.db'}", token=TOKEN) as queue:
+        store = LightningStore(queue.server.service.address, token=TOKEN)
+        async with store, TestClient(TestServer(build_app(store, TOKEN, feedback_per_minute=3))) as client:
+            keys = [of("feedback"), feedback_key(TOKEN, Subject("response", "chatcmpl-1"), LATER)]
+            for key in keys:
+                headers = {"Authorization": f"Bearer {key}"}
+                for route in (*VIEWS, *ROUTES):
+                    path = PREFIX + re.sub(r"{\w+}", "some", route.path)
+                    async with client.request(route.method, path, json={} if route.method == "POST" else None, headers=headers) as answer:
+                        assert answer.status in (200, 401) and (answer.status == 401 or path == f"{PREFIX}/health"), route
+                async with client.get(f"{PREFIX}/feedback", headers=headers) as answer:
+                    assert answer.status == 401
+
+            async def send(key: str, **body: Any) -> tuple[int, str]:
+                async with client.post(f"{PREFIX}/feedback", json=body, headers={"Authorization": f"Bearer {key}"}) as answer:
+                    return answer.status, await answer.text()
+
+            for key, body, status, says in (
+                (of("feedback"), {"value": 1, "rollout_id": "ro-1"}, 404, "ro-1"),
+                (of("feedback"), {"value": 1}, 400, "name one of"),
+                (of("feedback"), {"value": 1}, 400, "name one of"),
+                (of("feedback"), {"value": 1}, 429, "try again later"),
+                (keys[1], {"value": "good"}, 400, "value"),
+                (keys[1], {"value": 1, "response_id": "chatcmpl-2"}, 403, "chatcmpl-1"),
+                (keys[1], {"value": 1, "source": "ann"}, 403, "source 'user'"),
+                (keys[1], {"value": 1}, 429, "try again later"),
+                (feedback_key(TOKEN, Subject("response", "x"), 1.0), {"value": 1}, 401, "expired at"),
+                (feedback_key("another", Subject("response", "x"), LATER), {"value": 1}, 401, "a bearer token is needed"),
+                (of("view"), {"value": 1}, 401, "not for web"),
+                (TOKEN, {"value": 1, "rollout_id": "ro-1"}, 404, "ro-1"),
+            ):
+                found, text = await send(key, **body)
+                assert found == status and says in text, (key, body, text)
+            async with client.post(
+                f"{PREFIX}/feedback", data=io.BytesIO(b"x" * (2 << 20)), headers={"Authorization": f"Bearer {keys[1]}"}
+            ) as answer:
+                assert answer.status == 413
 
 
 async def test_jaegers_storage_refuses_callers_without_a_token() -> None:

@@ -67,6 +67,9 @@ func (c *core) processLogs(ctx context.Context, request plog.Logs) (plog.Logs, e
 	}
 	found := identify.Logs(request, headersOf(ctx), c.known(ctx), options)
 	bind(ctx, found)
+	if key.OfAgent(client.FromContext(ctx)) {
+		identify.RefuseForgedRecords(request, found)
+	}
 	c.telemetry.count("logs", c.config.Unidentified, found)
 	c.telemetry.countMended("logs", mended)
 	writeLogs(request, found, now)

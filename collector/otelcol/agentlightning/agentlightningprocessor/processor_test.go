@@ -331,12 +331,14 @@ func TestASenderWithABoundKeyReachesItsAttemptOnly(t *testing.T) {
 	records := logs.ResourceLogs().AppendEmpty().ScopeLogs().AppendEmpty().LogRecords()
 	records.AppendEmpty()
 	require.NoError(t, records.AppendEmpty().Attributes().FromRaw(ids("ro-2", "at-2")))
+	feedback := map[string]any{identify.Feedback + ".source": "a person", identify.Feedback + ".id": "1"}
+	require.NoError(t, records.AppendEmpty().Attributes().FromRaw(feedback))
 	ctx, refused = withKey(t, mine)
 	require.NoError(t, f.logs.ConsumeLogs(ctx, logs))
 	lines := f.lines.AllLogs()[0].ResourceLogs().At(0).ScopeLogs().At(0).LogRecords()
 	require.Equal(t, 1, lines.Len())
 	require.Equal(t, "at-1", lines.At(0).Attributes().AsRaw()[identify.AttrAttemptID])
-	require.Equal(t, []any{int64(1), "1 × " + identify.ReasonKey}, summary(refused))
+	require.Equal(t, []any{int64(2), "1 × " + identify.ReasonKey + "; 1 × " + identify.ReasonFeedback}, summary(refused))
 }
 
 func TestWhatOnlyTheStackSaysIsRefusedFromEveryAgentsKey(t *testing.T) {

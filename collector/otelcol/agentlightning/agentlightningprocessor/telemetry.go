@@ -36,6 +36,9 @@ var reasonCodes = map[string]string{
 	identify.ReasonKey:       "key",
 	identify.ReasonGiven:     "given",
 	identify.ReasonTraining:  "training",
+	identify.ReasonProxy:     "proxy",
+	identify.ReasonStep:      "step",
+	identify.ReasonFeedback:  "feedback",
 	identify.ReasonSize:      "size",
 }
 

@@ -33,7 +33,7 @@ type Found struct {
 // Foreign says whether this is refused because of its sender's key: it was no accident, and nothing of it is kept.
 func (f *Found) Foreign() bool {
 	switch f.Reason {
-	case ReasonKey, ReasonGiven, ReasonProxy, ReasonStep:
+	case ReasonKey, ReasonGiven, ReasonProxy, ReasonStep, ReasonFeedback:
 		return true
 	default:
 		return false
@@ -136,13 +136,34 @@ func RefuseForged(request ptrace.Traces, found []Found) {
 	for _, group := range request.ResourceSpans().All() {
 		for _, scope := range group.ScopeSpans().All() {
 			for _, span := range scope.Spans().All() {
-				f := &found[i]
-				if reason := forged(span); reason != "" && f.Reason == "" {
-					*f = Found{Reason: reason, Named: true, Numbered: f.Numbered, TraceID: f.TraceID, SpanID: f.SpanID}
+				found[i].refuse(forged(span))
+				i++
+			}
+		}
+	}
+}
+
+// RefuseForgedRecords does the same for log records.
+func RefuseForgedRecords(request plog.Logs, found []Found) {
+	i := 0
+	for _, group := range request.ResourceLogs().All() {
+		for _, scope := range group.ScopeLogs().All() {
+			for _, record := range scope.LogRecords().All() {
+				for name := range record.Attributes().All() {
+					if below(name, Feedback) {
+						found[i].refuse(ReasonFeedback)
+					}
 				}
 				i++
 			}
 		}
+	}
+}
+
+// refuse sets why an item is refused, unless it is already.
+func (f *Found) refuse(reason string) {
+	if reason != "" && f.Reason == "" {
+		*f = Found{Reason: reason, Named: true, Numbered: f.Numbered, TraceID: f.TraceID, SpanID: f.SpanID}
 	}
 }
 
@@ -160,20 +181,22 @@ func forged(span ptrace.Span) string {
 
 // ofTheStack says why a name, or one below it, is refused from an agent.
 func ofTheStack(name string) string {
-	below := func(top string) bool {
-		rest, is := strings.CutPrefix(name, top)
-		return is && (rest == "" || rest[0] == '.')
-	}
 	switch {
-	case below(SpanLLM):
+	case below(name, SpanLLM):
 		return ReasonProxy
-	case below(Train):
+	case below(name, Train):
 		return ReasonStep
-	case below(AttrRewardGiven):
+	case below(name, AttrRewardGiven):
 		return ReasonGiven
 	default:
 		return ""
 	}
+}
+
+// below says whether a name is `top`, or begins with it and a dot.
+func below(name, top string) bool {
+	rest, is := strings.CutPrefix(name, top)
+	return is && (rest == "" || rest[0] == '.')
 }
 
 // explicit is rule 1; false where no level names a rollout: then the ids have the first attempt that is named without one.

@@ -13,6 +13,8 @@ const (
 	Train = "agentlightning.train"
 	// AttrRewardGiven is set on a reward that the runner gives; it counts before all that the agent emitted.
 	AttrRewardGiven = "agentlightning.reward.given"
+	// Feedback begins the keys of a log record that came as feedback.
+	Feedback = "agentlightning.feedback"
 
 	HeaderRolloutID = "agl-rollout-id"
 	HeaderAttemptID = "agl-attempt-id"
@@ -41,6 +43,7 @@ const (
 	ReasonTraining  = "only trainers send figures of training: an agent's key does not"
 	ReasonGiven     = "only the runner marks a reward as given: an agent's key does not"
 	ReasonProxy     = "only the proxy sends agentlightning.llm and its attributes: an agent's key does not"
+	ReasonFeedback  = "only the stack's own route takes feedback: an agent's key does not send agentlightning.feedback"
 	ReasonStep      = "only trainers send agentlightning.train and its attributes: an agent's key does not"
 	// ReasonSize is of this body only: the Python collector bounds the request instead.
 	ReasonSize = "span or record is larger than max_item_bytes"

@@ -16,6 +16,7 @@ func TestNamesAndReasonsAreThoseOfThePythonSide(t *testing.T) {
 		"ROLLOUT_ID": AttrRolloutID, "ATTEMPT_ID": AttrAttemptID, "SEQUENCE_ID": AttrSequenceID, "INVALID": AttrInvalid,
 		"HEADER_ROLLOUT_ID": HeaderRolloutID, "HEADER_ATTEMPT_ID": HeaderAttemptID, "HEADER_ACK": HeaderAck,
 		"SPAN_ATTEMPT": SpanAttempt, "SPAN_SEAL": SpanSeal, "REWARD_GIVEN": AttrRewardGiven, "SPAN_LLM": SpanLLM, "TRAIN": Train,
+		"FEEDBACK": Feedback,
 	} {
 		require.Equal(t, conventions[name], ours, name)
 	}
@@ -25,7 +26,7 @@ func TestNamesAndReasonsAreThoseOfThePythonSide(t *testing.T) {
 		"TRACE_ID": ReasonTraceID, "SPAN_ID": ReasonSpanID, "TIMESTAMP": ReasonTimestamp,
 		"ROLLOUT_ID": ReasonRolloutID, "ATTEMPT_ID": ReasonAttemptID,
 		"PARENT_ID": ReasonParentID, "KEY": ReasonKey, "GIVEN": ReasonGiven,
-		"PROXY": ReasonProxy, "STEP": ReasonStep,
+		"PROXY": ReasonProxy, "STEP": ReasonStep, "FEEDBACK": ReasonFeedback,
 	} {
 		require.Equal(t, identify[name], ours, name)
 	}

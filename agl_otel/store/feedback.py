@@ -1,0 +1,114 @@
+"""The part of the store for feedback: rewards, texts and corrections that come after the fact.
+
+Feedback is a log record `gen_ai.evaluation.result`, as an evaluator of OpenTelemetry's sends it, so that every reader of rewards has it.
+"""
+
+from __future__ import annotations
+
+import time
+from typing import Any, Final, NamedTuple
+
+from pydantic import ValidationError
+
+from agl_otel.errors import NotFoundError, UsageError
+from agl_otel.store.connections import Connected, Connection
+from agl_otel.store.otlp import id_bytes, unix_nano
+from agl_otel.types.feedback import Feedback, GivenFeedback
+from agl_otel.types.model import describe_invalid
+from agl_otel_hook import conventions
+
+SCOPE: Final = "agl_otel.feedback"
+
+
+class _Place(NamedTuple):
+    """What feedback is about, as far as it is known."""
+
+    rollout_id: str = ""
+    attempt_id: str = ""
+    trace_id: str = ""
+    span_id: str = ""
+
+
+class Feedbacks(Connected):
+    """Feedback on attempts, conversations and model calls."""
+
+    async def add_reward(self, value: float | bool | None = None, **fields: Any) -> GivenFeedback:
+        """Store a reward for `rollout_id` (and `attempt_id`), `conversation_id` or `response_id`, which may have ended long ago.
+
+        `fields` are those of Feedback: `label`, `text`, `correction`, `name`, `source`, `rubric`, `time`, `id`. It is readable when this
+        returns. Raises UsageError for wrong fields, and what `add_feedback` raises.
+        """
+        try:
+            feedback = Feedback(value=value, **fields)
+        except ValidationError as error:
+            raise UsageError(f"the feedback is wrong: {describe_invalid(error)}") from None
+        return await self.add_feedback(feedback)
+
+    async def add_feedback(self, feedback: Feedback) -> GivenFeedback:
+        """Store feedback, as `add_reward` does.
+
+        Raises NotFoundError if the rollout or attempt does not exist, or no span of the conversation is stored; UnavailableError.
+        """
+        connection = await self._open()
+        place = await _place_of(connection, feedback)
+        known = await connection.reader.feedback(feedback.id, place.rollout_id, place.attempt_id)
+        if known is not None:
+            return GivenFeedback(id=feedback.id, rollout_id=known[0] or None, attempt_id=known[1] or None, is_new=False)
+        await connection.writer.write_logs(_request(feedback, place))
+        return GivenFeedback(id=feedback.id, rollout_id=place.rollout_id or None, attempt_id=place.attempt_id or None)
+
+
+async def _place_of(connection: Connection, feedback: Feedback) -> _Place:
+    if feedback.rollout_id is not None:
+        return _Place(feedback.rollout_id, await _attempt_of(connection, feedback.rollout_id, feedback.attempt_id))
+    if feedback.conversation_id is not None:
+        await connection.reader.barrier()
+        found = await connection.reader.conversation(feedback.conversation_id)
+        if found is None:
+            raise NotFoundError(f"no span of conversation {feedback.conversation_id!r} is stored (yet): send the feedback again later")
+        trace_id, span_id, rollout_id, attempt_id = found
+        return _Place(rollout_id, attempt_id) if rollout_id else _Place(trace_id=trace_id, span_id=span_id)
+    return _Place()  # the late pass finds the response's call
+
+
+async def _attempt_of(connection: Connection, rollout_id: str, attempt_id: str | None) -> str:
+    attempts = [each.attempt_id for each in await connection.queue.query_attempts([rollout_id])]
+    if not attempts or (attempt_id is not None and attempt_id not in attempts):
+        what = "no attempt" if attempt_id is None else f"no attempt {attempt_id}"
+        raise NotFoundError(f"rollout {rollout_id} has {what}, or does not exist")
+    return attempts[-1] if attempt_id is None else attempt_id
+
+
+def _request(feedback: Feedback, place: _Place) -> bytes:
+    """Serialise feedback as an ExportLogsServiceRequest with one record."""
+    from opentelemetry.proto.collector.logs.v1.logs_service_pb2 import ExportLogsServiceRequest
+    from opentelemetry.proto.common.v1.common_pb2 import AnyValue, InstrumentationScope, KeyValue
+    from opentelemetry.proto.logs.v1.logs_pb2 import LogRecord, ResourceLogs, ScopeLogs
+
+    now = time.time_ns()
+    texts = {
+        conventions.ROLLOUT_ID: place.rollout_id,
+        conventions.ATTEMPT_ID: place.attempt_id,
+        conventions.EVALUATION_NAME: feedback.name,
+        conventions.EVALUATION_LABEL: feedback.label,
+        conventions.EVALUATION_TEXT: feedback.text,
+        conventions.RESPONSE_ID: feedback.response_id,
+        conventions.CONVERSATION_ID: feedback.conversation_id,
+        conventions.FEEDBACK_ID: feedback.id,
+        conventions.FEEDBACK_SOURCE: feedback.source,
+        conventions.FEEDBACK_RUBRIC: feedback.rubric,
+        conventions.FEEDBACK_CORRECTION: feedback.correction,
+    }
+    attributes = [KeyValue(key=name, value=AnyValue(string_value=text)) for name, text in texts.items() if text]
+    if feedback.value is not None:
+        attributes.append(KeyValue(key=conventions.EVALUATION_SCORE, value=AnyValue(double_value=float(feedback.value))))
+    record = LogRecord(
+        time_unix_nano=now if feedback.time is None else unix_nano(feedback.time),
+        observed_time_unix_nano=now,
+        event_name=conventions.EVALUATION,
+        attributes=attributes,
+        trace_id=id_bytes(place.trace_id, 16, "trace id") if place.trace_id else b"",
+        span_id=id_bytes(place.span_id, 8, "span id") if place.span_id else b"",
+    )
+    scope = ScopeLogs(scope=InstrumentationScope(name=SCOPE), log_records=[record])
+    return ExportLogsServiceRequest(resource_logs=[ResourceLogs(scope_logs=[scope])]).SerializeToString()

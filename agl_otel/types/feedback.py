@@ -1,0 +1,85 @@
+"""Feedback on what an agent did, given by a person or a program after the fact."""
+
+from __future__ import annotations
+
+import math
+import time
+import uuid
+from typing import Annotated, Final
+
+from pydantic import AfterValidator, Field, model_validator
+
+from agl_otel.types.model import Model, check_id
+
+NAME: Final = "feedback"
+LONGEST_TEXT: Final = 100_000  # characters
+AHEAD_SECONDS: Final = 60.0
+"""How far a clock may be ahead of ours."""
+
+
+def _finite(value: float | None) -> float | None:
+    if value is not None and not math.isfinite(value):
+        raise ValueError("must be a finite number")
+    return value
+
+
+_Id = Annotated[str, AfterValidator(lambda value: check_id(value, "the id"))]
+_Named = Annotated[str, Field(min_length=1, max_length=500)]
+_Text = Annotated[str, Field(max_length=LONGEST_TEXT)]
+
+
+class Feedback(Model):
+    """A reward, a text or a corrected answer for an attempt, a conversation or a model call, which may have ended long ago.
+
+    It names one of rollout, conversation and response, and has at least one of value, label, text and correction.
+    """
+
+    rollout_id: _Id | None = None
+    attempt_id: _Id | None = None
+    """With `rollout_id`; default: the latest attempt."""
+    conversation_id: _Named | None = None
+    """`gen_ai.conversation.id` of the spans; the attempt, or the adopted trace, that continued it last is meant."""
+    response_id: _Named | None = None
+    """`gen_ai.response.id` of the model call that is meant."""
+    value: Annotated[float | bool | None, AfterValidator(_finite)] = None
+    """The reward; true is 1, false 0."""
+    label: Annotated[str, Field(max_length=500)] = ""
+    """Without a value: `pass`, `fail` and others are 1 and 0 (docs/otlp.md); any other is no reward, but kept."""
+    text: _Text = ""
+    """An explanation."""
+    correction: _Text = ""
+    """What the agent should have answered."""
+    name: _Named = NAME
+    """The reward's name, by which training and exports choose."""
+    source: Annotated[str, Field(max_length=500)] = ""
+    """Who gave it."""
+    rubric: Annotated[str, Field(max_length=500)] = ""
+    """By which rules, with their version."""
+    time: Annotated[float | None, Field(gt=0), AfterValidator(_finite)] = None
+    """When, in Unix seconds; default: now. Of several rewards the last counts."""
+    id: _Id = Field(default_factory=lambda: uuid.uuid4().hex)
+    """Names it: what is sent again with the same id and target is the same feedback."""
+
+    @model_validator(mode="after")
+    def _whole(self) -> Feedback:
+        targets = [each for each in (self.rollout_id, self.conversation_id, self.response_id) if each is not None]
+        if len(targets) != 1:
+            raise ValueError("name one of rollout_id, conversation_id and response_id")
+        if self.attempt_id is not None and self.rollout_id is None:
+            raise ValueError("attempt_id needs rollout_id")
+        if self.value is None and not (self.label or self.text or self.correction):
+            raise ValueError("give a value, a label, a text or a correction")
+        if self.time is not None and self.time > time.time() + AHEAD_SECONDS:
+            raise ValueError("time is in the future")
+        return self
+
+
+class GivenFeedback(Model):
+    """Feedback that was stored."""
+
+    id: str
+    rollout_id: str | None = None
+    """None while it is not known whose model call or trace is meant; the collector finds out (docs/late-rewards.md)."""
+    attempt_id: str | None = None
+    is_new: bool = True
+    """False if it was stored before."""

@@ -1,0 +1,99 @@
+"""POST /v1/agl/feedback: rewards, texts and corrections after the fact, also by the users of an agent, whose keys open nothing else."""
+
+from __future__ import annotations
+
+import time
+from collections import OrderedDict
+from typing import Any, Final
+
+from aiohttp import web
+from pydantic import RootModel, ValidationError
+
+from agl_otel.compat.stores import LightningStore
+from agl_otel.errors import UsageError
+from agl_otel.net.auth import Subject, bearer, refusal, subject_of
+from agl_otel.types.feedback import Feedback, GivenFeedback
+from agl_otel.types.model import describe_invalid
+from agl_otel.web.routes import PREFIX, Route, body_of
+
+PATH: Final = "/feedback"
+FEEDBACK_PER_MINUTE: Final = 60
+LARGEST_BYTES: Final = 1 << 20
+"""The largest body with a token or key for feedback."""
+USER: Final = "user"
+"""The source of feedback by a bound key."""
+_SUBJECT: Final = web.RequestKey("feedback_subject", Subject)
+_MOST_KEYS: Final = 10_000
+
+
+class _Fields(RootModel[dict[str, Any]]):
+    """The fields of Feedback that the holder of a bound key gives."""
+
+
+class Limits:
+    """Allows each key `per_minute` calls in a minute (a token bucket of that size). Not for several threads."""
+
+    def __init__(self, per_minute: int) -> None:
+        self._per_minute = per_minute
+        self._left: OrderedDict[str, tuple[float, float]] = OrderedDict()
+
+    def wait_seconds(self, key: str) -> float:
+        """Count a call; return 0, or how long the key must wait for its next one."""
+        now = time.monotonic()
+        left, then = self._left.pop(key, (float(self._per_minute), now))
+        left = min(self._per_minute, left + (now - then) * self._per_minute / 60)
+        wait = 0.0 if left >= 1 else (1 - left) * 60 / self._per_minute
+        self._left[key] = (left if wait else left - 1, now)
+        if len(self._left) > _MOST_KEYS:
+            self._left.popitem(last=False)
+        return wait
+
+
+LIMITS: Final = web.AppKey("feedback_limits", Limits)
+
+
+def admit(request: web.Request, token: str) -> bool:
+    """Return whether a request is feedback by a token or key that is made for it.
+
+    Raises HTTPTooManyRequests, HTTPRequestEntityTooLarge, and HTTPUnauthorized for a key that has expired.
+    """
+    if not token or request.method != "POST" or request.path != PREFIX + PATH:
+        return False
+    given = bearer(request.headers)
+    subject = subject_of(token, given)
+    if isinstance(subject, str):
+        raise web.HTTPUnauthorized(text=subject)
+    if subject is None and (refusal(token, given, "feedback") is not None or refusal(token, given, "web") is None):
+        return False
+    if request.content_length is None or request.content_length > LARGEST_BYTES:
+        raise web.HTTPRequestEntityTooLarge(LARGEST_BYTES, request.content_length or 0)
+    if wait := request.app[LIMITS].wait_seconds(given):
+        raise web.HTTPTooManyRequests(text="too much feedback with this key: try again later", headers={"Retry-After": str(int(wait) + 1)})
+    if subject is not None:
+        request[_SUBJECT] = subject
+    return True
+
+
+async def _feedback(store: LightningStore, request: web.Request) -> Any:
+    subject: Subject | None = request.get(_SUBJECT)
+    if subject is None:
+        return await store.add_feedback(await body_of(request, Feedback))
+    made = await store.add_feedback(_about(subject, (await body_of(request, _Fields)).root))
+    return GivenFeedback(id=made.id, is_new=made.is_new)  # whose key may only write is not told which attempt it is
+
+
+def _about(subject: Subject, fields: dict[str, Any]) -> Feedback:
+    """Return feedback by the holder of a bound key, who names neither its subject nor its source."""
+    for name, value in ((f"{subject.kind}_id", subject.name), ("source", USER)):
+        if fields.setdefault(name, value) != value:
+            raise web.HTTPForbidden(text=f"this key gives feedback with {name} {value!r} only")
+    try:
+        return Feedback.model_validate(fields)
+    except ValidationError as error:
+        raise UsageError(f"the body is wrong: {describe_invalid(error)}") from None
+
+
+FEEDBACK: Final = (
+    Route("POST", PATH, _feedback, "Reward, comment or correct what an agent did, after the fact.", Feedback, GivenFeedback, 201),
+)
+"""The route of feedback."""

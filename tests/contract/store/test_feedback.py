@@ -1,0 +1,144 @@
+"""Feedback: rewards that come after the fact, for attempts, conversations and model calls; read as training reads them."""
+
+from __future__ import annotations
+
+import asyncio
+import json
+import time
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from agl_otel.cli import main
+from agl_otel.errors import NotFoundError, UsageError
+from agl_otel.spans.rewards import find_final_reward
+from agl_otel.store import LightningStore
+from agl_otel.types import AttemptedRollout
+from agl_otel_hook import conventions
+from tests.contract.store.test_spans import span_of
+
+
+async def test_a_reward_for_an_attempt_that_has_ended_is_its_reward(store: LightningStore, begun: AttemptedRollout) -> None:
+    await store.add_span(span_of(begun, sequence=1))
+    await store.update_attempt(begun.rollout_id, begun.attempt.attempt_id, status="succeeded")
+    given = await store.add_reward(0.25, rollout_id=begun.rollout_id, source="ann", rubric="tone v2", text="too short", id="one")
+    assert (given.rollout_id, given.attempt_id, given.is_new) == (begun.rollout_id, begun.attempt.attempt_id, True)
+    assert find_final_reward(await store.spans(begun.rollout_id)) == 0.25
+    (record,) = await store.reader.evaluations([begun.rollout_id])
+    attributes = record["event"].attributes
+    wanted = {conventions.FEEDBACK_ID: "one", conventions.FEEDBACK_SOURCE: "ann", conventions.FEEDBACK_RUBRIC: "tone v2"}
+    assert wanted.items() <= attributes.items() and attributes[conventions.EVALUATION_TEXT] == "too short"
+
+
+@pytest.mark.parametrize(
+    ("given", "reward"), [({"value": True}, 1.0), ({"label": "Fail"}, 0.0), ({"label": "odd"}, None), ({"text": "why?"}, None)]
+)
+async def test_a_reward_is_a_number_a_truth_value_or_a_known_label(
+    given: dict[str, Any], reward: float | None, store: LightningStore, begun: AttemptedRollout
+) -> None:
+    await store.add_span(span_of(begun, sequence=1))
+    await store.add_reward(rollout_id=begun.rollout_id, attempt_id=begun.attempt.attempt_id, **given)
+    assert find_final_reward(await store.spans(begun.rollout_id)) == reward
+    (figures,) = await store.reader.figures([begun.attempt])
+    assert figures.reward == reward
+    assert figures.unread_labels == ({"odd": 1} if given.get("label") == "odd" else {})
+
+
+async def test_the_last_counts_and_what_is_sent_twice_is_stored_once(store: LightningStore, begun: AttemptedRollout) -> None:
+    await store.add_span(span_of(begun, sequence=1))
+    now = time.time()
+    for value, at, name in ((1.0, now, "a"), (0.5, now - 60, "b"), (1.0, now, "a")):
+        given = await store.add_reward(value, rollout_id=begun.rollout_id, time=at, id=name)
+    assert given.is_new is False
+    assert len(await store.reader.evaluations([begun.rollout_id])) == 2
+    assert find_final_reward(await store.spans(begun.rollout_id)) == 1.0
+
+
+async def test_feedback_on_a_conversation_is_for_the_attempt_that_continued_it_last(store: LightningStore, begun: AttemptedRollout) -> None:
+    conversation = f"talk-{begun.rollout_id}"
+    with pytest.raises(NotFoundError, match="again later"):
+        await store.add_reward(1, conversation_id=conversation)
+    await store.add_span(span_of(begun, sequence=1, attributes={conventions.CONVERSATION_ID: conversation}))
+    given = await store.add_reward(1, conversation_id=conversation)
+    assert (given.rollout_id, given.attempt_id) == (begun.rollout_id, begun.attempt.attempt_id)
+    assert find_final_reward(await store.spans(begun.rollout_id)) == 1.0
+
+
+async def test_feedback_on_a_response_waits_for_the_collector_to_find_its_call(store: LightningStore) -> None:
+    given = await store.add_reward(1, response_id="chatcmpl-unknown", id="early")
+    assert (given.rollout_id, given.attempt_id, given.is_new) == (None, None, True)
+    assert (await store.add_reward(1, response_id="chatcmpl-unknown", id="early")).is_new is False
+
+
+@pytest.mark.parametrize(
+    ("given", "says"),
+    [
+        ({"value": 1}, "name one of"),
+        ({"value": 1, "rollout_id": "ro-1", "response_id": "x"}, "name one of"),
+        ({"value": 1, "attempt_id": "at-1", "response_id": "x"}, "attempt_id needs rollout_id"),
+        ({"rollout_id": "ro-1"}, "give a value"),
+        ({"value": float("nan"), "rollout_id": "ro-1"}, "finite"),
+        ({"value": 1, "rollout_id": "ro/1"}, "not allowed"),
+        ({"value": 1, "rollout_id": "ro-1", "time": 4e9}, "in the future"),
+        ({"value": 1, "rollout_id": "ro-1", "valeu": 1}, "valeu"),
+    ],
+)
+async def test_wrong_feedback_is_refused_by_name(given: dict[str, Any], says: str, store: LightningStore) -> None:
+    with pytest.raises(UsageError, match=says):
+        await store.add_reward(**given)
+
+
+async def test_feedback_on_what_does_not_exist_is_refused(store: LightningStore, begun: AttemptedRollout) -> None:
+    with pytest.raises(NotFoundError, match="ro-nowhere"):
+        await store.add_reward(1, rollout_id="ro-nowhere")
+    with pytest.raises(NotFoundError, match="no attempt at-nowhere"):
+        await store.add_reward(1, rollout_id=begun.rollout_id, attempt_id="at-nowhere")
+
+
+@pytest.fixture
+def command(store: LightningStore, capsys: pytest.CaptureFixture[str]) -> Callable[..., tuple[str, str]]:
+    def run(*arguments: str) -> tuple[str, str]:
+        """Return what `agl-otel feedback` prints on both streams."""
+        with pytest.raises(SystemExit):
+            main(["feedback", *arguments, "--store", store._source.address()])  # pyright: ignore[reportPrivateUsage]
+        return capsys.readouterr()
+
+    return run
+
+
+def test_the_command_gives_feedback_on_a_part_of_an_id_and_from_a_file(
+    store: LightningStore, begun: AttemptedRollout, command: Callable[..., tuple[str, str]], tmp_path: Path
+) -> None:
+    attempt = begun.attempt.attempt_id
+    out, _ = command(begun.rollout_id[-20:], "0.5", "--source", "ann", "--id", "first")
+    assert out == f"first is stored for attempt {attempt} of {begun.rollout_id}\n"
+    assert command(begun.rollout_id, "0.5", "--id", "first")[0] == "first was stored before\n"
+    assert "half a minute" in command("--response", "chatcmpl-none", "true")[0]
+    lines = tmp_path / "given.jsonl"
+    given = [{"rollout_id": begun.rollout_id, "value": 0.5 + number / 10, "id": f"line-{number}"} for number in range(3)]
+    lines.write_text("\n".join(map(json.dumps, given)) + "\n\n")
+    assert command("--from", str(lines))[0] == "3 stored\n"
+    lines.write_text(json.dumps(given[0]) + '\n{"value": 1}\n')
+    assert "line 2 is wrong: Value error, name one of" in command("--from", str(lines))[1]
+
+    async def stored() -> list[dict[str, Any]]:
+        return await (await store.open()).reader.evaluations([begun.rollout_id])
+
+    found = asyncio.run(stored())
+    assert [record["event"].attributes[conventions.FEEDBACK_ID] for record in found] == ["first", "line-0", "line-1", "line-2"]
+
+
+@pytest.mark.parametrize(
+    ("arguments", "says"),
+    [
+        (["ro-nowhere", "1"], "ro-nowhere"),
+        (["ro-1", "good"], "--label"),
+        (["ro-1", "1", "2"], "more than one value"),
+        ([], "name one of"),
+        (["--from", "-", "--text", "x"], "leave out the rest"),
+    ],
+)
+def test_the_command_refuses_what_is_unclear(arguments: list[str], says: str, command: Callable[..., tuple[str, str]]) -> None:
+    assert says in command(*arguments)[1]
