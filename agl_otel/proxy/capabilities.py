@@ -137,11 +137,11 @@ class Capabilities:
         """The number of places of which something is known."""
         return len(self._detected)
 
-    def uses_chat(self, dialect: Dialect, upstream: Upstream, place: Place) -> bool:
+    def uses_chat(self, dialect: Dialect, upstream: Upstream, find_place: Callable[[], Place]) -> bool:
         """Whether calls are sent to chat/completions."""
         if not dialect.via_chat or upstream.provider != "openai":
             return False
-        return (self._translate == "always" and self._can_translate) or self._detected.of(place).by_chat
+        return (self._translate == "always" and self._can_translate) or self._detected.of(find_place()).by_chat
 
     def levels(self, place: Place, dialect: Dialect, *, streamed: bool) -> Sequence[Mapping[str, Any]]:
         """Return the fields to request for capture: the next ones where the server refuses the first (Dialect.levels)."""

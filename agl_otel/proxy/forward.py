@@ -12,7 +12,7 @@ import io
 import random
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
-from functools import partial
+from functools import cache, partial
 from hashlib import blake2b
 from typing import Final
 from urllib.parse import unquote, urlsplit
@@ -329,13 +329,13 @@ class Forwarder:
         headers["content-type"] = "application/json"
         headers["traceparent"] = format_traceparent(call.span.context)
         url = f"{upstream.base_url}/{dialect.path}"
-        place, send_probe = partial(_place, upstream, dialect, body, headers), partial(self._send_probe, agent, upstream)
+        place, send_probe = cache(partial(_place, upstream, dialect, body, headers)), partial(self._send_probe, agent, upstream)
         known = place() if self._capabilities else None
         if known is not None:
             call.probed = self._capabilities.logprobs(call, known, send_probe)
         ids: Json = {}
         if upstream.bridge != "off" and dialect is CHAT:
-            ids = await self._bridges.fields(call, upstream, known or place(), partial(self._ask_server, agent, upstream, dialect))
+            ids = await self._bridges.fields(call, upstream, place(), partial(self._ask_server, agent, upstream, dialect))
         streamed = body.get("stream") is True
         levels = dialect.levels() if known is None else self._capabilities.levels(known, dialect, streamed=streamed)
         for extras in levels:
@@ -401,8 +401,11 @@ class Forwarder:
     def _goes_by_chat(self, agent: Agent, upstream: Upstream, body: Json, dialect: Dialect) -> bool:
         if dialect.via_chat and upstream.bridge != "off" and self._translation is not None:
             return True  # only there do servers take token ids beside messages
-        headers = self._headers(agent, upstream, dialect.key_headers)
-        return self._capabilities.uses_chat(dialect, upstream, _place(upstream, dialect, body, headers))
+
+        def place() -> Place:
+            return _place(upstream, dialect, body, self._headers(agent, upstream, dialect.key_headers))
+
+        return self._capabilities.uses_chat(dialect, upstream, place)
 
     def _headers(self, agent: Agent, upstream: Upstream, key_headers: Sequence[str]) -> CIMultiDict[str]:
         given = [(name, name.lower(), value) for name, value in agent.headers.items()]

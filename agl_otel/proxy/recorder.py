@@ -131,10 +131,16 @@ class Call:
     built_from: tuple[Any, ...] = ()
     """The value of `changeable` when `built` was built."""
 
+    _contract: tuple[tuple[Any, ...], Contract] | None = None
+    """What a contract was made of, and the contract."""
+
     @property
     def contract(self) -> Contract:
         """From which distribution the reply is."""
-        return Contract.of(self.asked, self.told, self.honoured, self.overridden, self.probed(self.reply.fingerprint))
+        made_of = (self.asked, self.told, self.honoured, self.overridden, self.probed(self.reply.fingerprint))
+        if self._contract is None or self._contract[0] != made_of:
+            self._contract = made_of, Contract.of(*made_of)
+        return self._contract[1]
 
     @property
     def no_whole_reply(self) -> str | None:

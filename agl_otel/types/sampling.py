@@ -11,6 +11,7 @@ import math
 import re
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
+from functools import lru_cache
 from typing import Any, Final, Literal, cast
 
 from agl_otel.text import without_secrets
@@ -117,9 +118,12 @@ _LONGEST: Final = 100  # characters of a recorded value
 _BEYOND: Final = 1 << 63  # no parameter is as large; an integer of JSON may be too large for a float
 _UNREADABLE: Final = "unreadable"
 _KNOWN: Final = frozenset({"temperature", *SHAPES, *LIMITS})
+_NAMEABLE: Final = _KNOWN | HARMLESS | {HONOURS_ALL}
+"""What a model server may say that it heeds."""
 _MOST_UNKNOWN: Final = 8  # recorded fields that are not known; one suffices
 _NAME: Final = re.compile(r"[A-Za-z_][A-Za-z0-9_.-]{0,63}")
 _UNKNOWN: Final = "unknown_field"
+_dense: Final = json.JSONEncoder(separators=(",", ":")).encode
 _NOT_OPENAIS: Final = frozenset({"top_k", "min_p", "repetition_penalty"})
 
 
@@ -177,7 +181,7 @@ class Contract:
         """
         agent = _by_openais_names(asked)
         resource = {name: value for name, value in _by_openais_names(told).items() if name not in agent}
-        replaced = _by_openais_names(overridden or {})
+        replaced = _by_openais_names(overridden) if overridden else {}
         said = heeded(honoured)
         if said is None:
             return cls(agent, resource, tuple(name for name in FILLED if name not in agent and name not in resource), replaced, logprobs)
@@ -203,8 +207,7 @@ class Contract:
     def dumps(self) -> str:
         """Write it as JSON: {"agent": {field: value}, "resource": …, "server": [field], "overridden": {…}, "logprobs": …}, without
         empty parts."""
-        parts = vars(self)
-        return json.dumps({name: part for name, part in parts.items() if part}, separators=(",", ":"))
+        return _dense({name: part for name, part in vars(self).items() if part})
 
     @property
     def fields(self) -> Mapping[str, Any]:
@@ -255,13 +258,14 @@ class Contract:
         ]
 
 
+@lru_cache(maxsize=256)
 def heeded(header: str | None) -> frozenset[str] | None:
     """Return the fields that a model server heeds by its header `agl-sampling`, several of which are joined by commas; HONOURS_ALL: all.
 
     None, as without a header, if anything in it is no name of a field: a misspelt one would hide what the agent set.
     """
     names = frozenset(name.strip() for name in header.split(",")) if header is not None else frozenset({""})
-    return names if names <= _KNOWN | HARMLESS | {HONOURS_ALL} else None
+    return names if names <= _NAMEABLE else None
 
 
 def in_words(fields: Mapping[str, Any]) -> list[str]:

@@ -69,9 +69,9 @@ async def test_only_answers_to_the_proxys_own_probes_decide(native: Answer, chat
     capabilities = Capabilities("auto", can_translate=True)
     capabilities.probe(place(), MESSAGES, server)
     await settled()
-    assert (is_plain(capabilities, place()), capabilities.uses_chat(MESSAGES, SERVER, place())) == (plain, by_chat)
+    assert (is_plain(capabilities, place()), capabilities.uses_chat(MESSAGES, SERVER, place)) == (plain, by_chat)
     for other in (place(model="of-another"), place(key=b"of-another"), place(DIALECTS["responses"])):
-        assert not is_plain(capabilities, other) and not capabilities.uses_chat(MESSAGES, SERVER, other)
+        assert not is_plain(capabilities, other) and not capabilities.uses_chat(MESSAGES, SERVER, lambda at=other: at)
 
 
 @pytest.mark.parametrize("refused", [UNKNOWN, {"error": "Unsupported parameter: use 'max_completion_tokens'. return_token_ids"}])
@@ -128,7 +128,7 @@ async def test_an_inconclusive_probe_is_repeated_after_a_minute() -> None:
 async def test_a_route_is_missing_if_an_empty_object_finds_chat_but_not_the_route(own: int, chat: int, lacks: bool) -> None:
     capabilities, server = Capabilities("auto", can_translate=True), Server(lambda dialect, _: (chat if dialect is CHAT else own, {}))
     assert await capabilities.lacks_route(place(), MESSAGES, server) is lacks
-    assert all(body == {} for _, body in server.asked) and capabilities.uses_chat(MESSAGES, SERVER, place()) is lacks
+    assert all(body == {} for _, body in server.asked) and capabilities.uses_chat(MESSAGES, SERVER, place) is lacks
 
 
 @pytest.mark.parametrize("translate", ["missing", "always"])
@@ -136,7 +136,7 @@ async def test_calls_that_may_not_be_translated_are_not(translate: Literal["miss
     capabilities = Capabilities(translate, can_translate=True)
     capabilities.probe(place(), MESSAGES, Server(lambda dialect, _: (200, CHAT_IDS if dialect is CHAT else MESSAGE)))
     await settled()
-    assert capabilities.uses_chat(MESSAGES, SERVER, place()) is (translate == "always")
+    assert capabilities.uses_chat(MESSAGES, SERVER, place) is (translate == "always")
 
 
 async def test_many_model_names_of_agents_are_bounded_and_keep_places_in_use() -> None:
@@ -220,7 +220,7 @@ async def test_responses_with_raw_messages_of_vllm_are_asked_by_chat(chat: Answe
     capabilities, responses = Capabilities("auto", can_translate=True), DIALECTS["responses"]
     capabilities.probe(place(responses), responses, server)
     await settled()
-    assert capabilities.uses_chat(responses, SERVER, place(responses)) is by_chat and not is_plain(capabilities, place(responses))
+    assert capabilities.uses_chat(responses, SERVER, lambda: place(responses)) is by_chat and not is_plain(capabilities, place(responses))
 
 
 @pytest.mark.parametrize(("other", "in_sglext"), [(True, True), (False, False)])
