@@ -60,6 +60,7 @@ _OWN_FORMAT: Final = re.compile(
 )
 ONCE_SECONDS: Final = 10.0  # bound of a barrier for a single read without a deadline
 PINGS: Final = 2  # successive unanswered pings that mean down: a busy machine may miss one
+LOOKUP_SECONDS: Final = 2.0  # bound of one look-up of the collectors, within a read's deadline
 ASK_AGAIN_SECONDS: Final = 0.2  # interval at which incomplete attempts are read again
 LARGE_BYTES: Final = 1 << 20  # larger answers are parsed in a thread beside the event loop
 ROLLOUTS_PER_QUERY: Final = 2000  # more in one query take as long for each, and reach ClickHouse's limits of time and memory
@@ -74,8 +75,8 @@ _log = logging.getLogger(__name__)
 class TraceReader:
     """Reads traces from `clickhouse_url` or, if that does not answer, from another address in `endpoints` of the same ClickHouse.
 
-    `collectors` are the HTTP addresses for barriers. When one does not answer, `where` returns the stack's current addresses: it may have
-    restarted on other ports.
+    `collectors` are the HTTP addresses for barriers. Before each, and when one does not answer, `where` returns the stack's current
+    addresses: a collector may have been added, or restarted on other ports.
     """
 
     def __init__(
@@ -107,6 +108,7 @@ class TraceReader:
 
         Raises UnavailableError if one does not answer, or can store nothing for `patience_seconds` (default: `barriers`').
         """
+        await self._find_collectors()
         try:
             await self._barriers(patience_seconds)
         except UnavailableError:
@@ -118,10 +120,14 @@ class TraceReader:
         await barriers(self._http.session, self.collectors, seconds=TIMEOUT_SECONDS, patience_seconds=patience_seconds)
 
     async def _find_collectors(self) -> bool:
-        """Look up the collectors' addresses; return whether they changed."""
+        """Look up the collectors' addresses; return whether they changed. They are kept while the queue does not answer."""
         if self._where is None:
             return False
-        found = await self._where()
+        try:
+            async with asyncio.timeout(LOOKUP_SECONDS):
+                found = await self._where()
+        except (TimeoutError, UnavailableError):
+            return False
         collectors = tuple(address.rstrip("/") for address in found.collectors)
         if collectors == self.collectors or not collectors or found.clickhouse is None:
             return False
@@ -432,6 +438,7 @@ class TraceReader:
         Raises UnavailableError if ClickHouse, which may be reached through a collector, does not answer by `deadline` either.
         """
         while True:
+            await self._find_collectors()
             asked = unanswered(self._http.session, self.collectors, seconds=max(until - time.monotonic(), ASK_AGAIN_SECONDS))
             silent, answers = await asyncio.gather(asked, self._find_endpoint())
             if silent and await self._find_collectors():

@@ -59,15 +59,15 @@ class Hook:
     """State of the hook; one for each process."""
 
     def __init__(self, attempt: AttemptContext | None) -> None:
-        self.ledger = Ledger(own_records, on_unrecorded=self._announce)
+        self._termination = Termination(functools.partial(self.close, process_continues=True))
+        """Continues: spans that the interrupted code still ends are exported, or missing."""
+        self.ledger = Ledger(own_records, on_new=self._termination.watch, on_unrecorded=self._announce)
         self._attempt = attempt
         self._providers: list[TracerProvider] = []
         self._exports: list[ExportProcessor] = []
         self._exports_elsewhere = False
         """Whether exporters take spans that do not ask the ledger first."""
         self._sealer: Sealer | None = None
-        self._termination = Termination(functools.partial(self.close, process_continues=True))
-        """Continues: spans that the interrupted code still ends are exported, or missing."""
         self.stored_elsewhere: Callable[[ReadableSpan], bool] = lambda span: False
         """Whether another exporter of this process sends the span to the stack (compat/tracer/process.py): our drops do not count then."""
         self.given = RequestKeys(self.ledger) if attempt is None and not has_own_headers() else None

@@ -96,12 +96,19 @@ class _Entry:
 class Ledger:
     """Span counts by attempt. Every method may be called from any thread.
 
-    `records` makes the Records of this process, and again those of each fork of it (None: no records). `on_unrecorded` is called with
-    each new attempt that has no record.
+    `records` makes the Records of this process, and again those of each fork of it (None: no records). `on_new` is called at each new
+    attempt, and `on_unrecorded` with each that has no record.
     """
 
-    def __init__(self, records: Callable[[], Records | None] | None = None, *, on_unrecorded: Callable[[Key], None] | None = None) -> None:
+    def __init__(
+        self,
+        records: Callable[[], Records | None] | None = None,
+        *,
+        on_new: Callable[[], None] = lambda: None,
+        on_unrecorded: Callable[[Key], None] | None = None,
+    ) -> None:
         self._make_records = records
+        self._on_new = on_new
         self._roots: list[str] = []
         self._on_unrecorded = on_unrecorded
         self._ended: dict[Key, None] = {}
@@ -197,6 +204,8 @@ class Ledger:
             started = Started(entry.marker, late)
         if failed is not None:
             note_failure("the ledger", failed)
+        if new:
+            self._on_new()
         if new and slot is None and self._on_unrecorded is not None:
             self._on_unrecorded(key)
         return started

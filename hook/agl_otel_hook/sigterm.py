@@ -15,7 +15,10 @@ import threading
 import time
 from collections.abc import Callable
 from types import FrameType
-from typing import Any, Final, Literal
+from typing import Any, Final
+
+from agl_otel_hook.main_thread import call_in_main_thread
+from agl_otel_hook.wakeup import Wakeup
 
 PAUSE_SECONDS: Final = (0.2, 5.0)
 """Delay before SIGTERM is sent again to this process if it still runs: initial and maximum; doubled each time."""
@@ -28,8 +31,13 @@ class Termination:
 
     def __init__(self, close: Callable[[], None]) -> None:
         self._close = close
-        self._ending: Literal["", "finishing", "finished"] = ""
-        """Progress of the shutdown that a SIGTERM has begun; empty where there is none."""
+        self._wakeup = Wakeup(signal.SIGTERM, self._arrived)
+        self._reset()
+
+    def _reset(self) -> None:
+        self._begun = _thread.allocate_lock()
+        """Held from the SIGTERM on that has begun the shutdown."""
+        self._finished = False
 
     def install(self) -> None:
         """Replace the default action, in any thread: now, and whenever the agent restores it."""
@@ -41,51 +49,69 @@ class Termination:
 
     def complete(self) -> None:
         """End the process by a SIGTERM that has come, if the main thread reaches its end first: the default action would not let it."""
-        if self._ending:
-            self._kill(signal.SIGTERM)
+        if self._begun.locked():
+            self._kill()
 
     def after_fork(self) -> None:
         """Forget the shutdown of the parent process."""
-        self._ending = ""
+        self._reset()
+        self._wakeup.after_fork()
+
+    def watch(self) -> None:
+        """See a SIGTERM from now on also while the main thread is in a blocking call, for which its handler waits; in any thread."""
+        self._wakeup.start()
 
     def _install(self) -> None:
         @functools.wraps(_set_handler)
         def set_handler(signalnum: Any, handler: Any) -> Any:
-            replaced = signalnum == signal.SIGTERM and handler == signal.SIG_DFL
-            return self._shown(_set_handler(signalnum, self._handle if replaced else handler))
+            if signalnum != signal.SIGTERM:
+                return _set_handler(signalnum, handler)
+            return self._shown(self._set(self._handle if handler == signal.SIG_DFL else handler))
 
         @functools.wraps(_get_handler)
         def get_handler(signalnum: Any) -> Any:
             return self._shown(_get_handler(signalnum))
 
         signal.signal, signal.getsignal = set_handler, get_handler
+        self._wakeup.install()
         if signal.getsignal(signal.SIGTERM) == signal.SIG_DFL:
-            _set_handler(signal.SIGTERM, self._handle)
+            self._set(self._handle)
         block_during_fork()
 
     def _shown(self, handler: Any) -> Any:
         """Return a handler as the agent is to see it: the default action in place of ours, which an agent's own would not go on to call."""
         return signal.SIG_DFL if handler == self._handle else handler
 
+    def _set(self, handler: Any) -> Any:
+        self._wakeup.want(False)  # first: what reaches a handler of the agent's is never reported
+        try:
+            return _set_handler(signal.SIGTERM, handler)
+        finally:
+            self._wakeup.want(_get_handler(signal.SIGTERM) == self._handle)
+
     def _handle(self, number: int, frame: FrameType | None) -> None:
-        if self._ending == "finishing":  # the kernel sends one for each thread of a killed parent (die_with_parent)
-            return
-        if not self._ending:
-            self._ending = "finishing"
-            _thread.start_new_thread(self._end, (number,))
-            return
-        self._kill(number)
+        if self._finished:
+            self._kill()
+        elif self._begins():  # else the kernel has sent one for each thread of a killed parent (die_with_parent)
+            _thread.start_new_thread(self._end, ())
 
-    def _kill(self, number: int) -> None:
-        self._ending = ""
-        _set_handler(number, signal.SIG_DFL)
-        os.kill(os.getpid(), number)
+    def _arrived(self) -> None:
+        if self._begins():
+            self._end()
 
-    def _end(self, number: int) -> None:
+    def _begins(self) -> bool:
+        return self._begun.acquire(blocking=False)
+
+    def _kill(self) -> None:
+        self._finished = False
+        _set_handler(signal.SIGTERM, signal.SIG_DFL)
+        os.kill(os.getpid(), signal.SIGTERM)
+
+    def _end(self) -> None:
         self._close()
-        self._ending, pause = "finished", PAUSE_SECONDS[0]
-        while self._ending == "finished":  # a signal that comes just before the main thread blocks does not wake it
-            os.kill(os.getpid(), number)
+        self._finished, pause = True, PAUSE_SECONDS[0]
+        while self._finished:  # a signal that comes just before the main thread blocks does not wake it
+            os.kill(os.getpid(), signal.SIGTERM)
             time.sleep(pause)
             pause = min(2 * pause, PAUSE_SECONDS[1])
 
@@ -109,33 +135,3 @@ def block_during_fork() -> None:
         return wrapper
 
     os.fork, os.forkpty = patiently(os.fork), patiently(os.forkpty)
-
-
-def call_in_main_thread(function: Callable[[], None]) -> None:
-    """Have the main thread call `function` before its next bytecode, or in a lock for which it waits, if a signal interrupts that.
-
-    SIGURG is such a signal, which has no effect unless somebody has a handler for it: for the moment it gets one that does nothing.
-    """
-    import ctypes
-
-    python: Any = ctypes.pythonapi
-    python.PyOS_getsig.restype, python.PyOS_setsig.argtypes = ctypes.c_void_p, (ctypes.c_int, ctypes.c_void_p)
-    wakes = python.PyOS_getsig(signal.SIGURG) is None  # the default action, which is a null pointer
-    kind = ctypes.CFUNCTYPE(ctypes.c_int, ctypes.c_void_p)
-
-    def call(_: object) -> int:
-        _calls.clear()
-        if wakes:
-            python.PyOS_setsig(signal.SIGURG, None)
-        function()
-        return 0
-
-    _calls.append(kind(call))
-    python.Py_AddPendingCall(_calls[-1], None)
-    if wakes and (main := threading.main_thread().ident) is not None:
-        python.PyOS_setsig(signal.SIGURG, ctypes.cast(ctypes.CDLL(None).abs, ctypes.c_void_p))
-        signal.pthread_kill(main, signal.SIGURG)
-
-
-_calls: Final[list[object]] = []
-"""What holds the function for the main thread until it is called."""

@@ -86,8 +86,6 @@ async def test_the_deadline_holds_with_a_frozen_or_dead_collector_or_frozen_clic
     second.settings = second.settings.model_copy(update=shared)
     await on_server.start_queue()
     await on_server.start_collector()
-    await second.start_collector()
-    frozen = second.processes["collector"]
 
     async def took(seconds: float, rollout: AttemptedRollout) -> tuple[Traces | str, float]:
         began = time.monotonic()
@@ -102,6 +100,11 @@ async def test_the_deadline_holds_with_a_frozen_or_dead_collector_or_frozen_clic
         async with await LightningStore.connect(on_server.queue) as store:
             rollout = await store.start_rollout(input=1)
             await post_spans(on_server, span_request([(rollout.rollout_id, rollout.attempt.attempt_id)], spans=3), ack="stored")
+            found, _ = await took(5.0, rollout)
+            assert isinstance(found, Traces)
+            assert [verdict.kind for verdict in found.verdicts.values()] == ["unproven"]
+            await second.start_collector()  # a reader asks collectors that register later, too
+            frozen = second.processes["collector"]
             await until(store.queue.describe, lambda described: len(described.collectors) == 2)
             for state, number in (("frozen", signal.SIGSTOP), ("dead", signal.SIGKILL)):
                 frozen.send_signal(number)
