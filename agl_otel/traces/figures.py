@@ -18,6 +18,7 @@ from agl_otel.traces.rows import rewards_of, unread_labels
 from agl_otel.traces.tokens import Table, reward_rows, strings
 from agl_otel.traces.verdict import decide
 from agl_otel.types import Attempt, Model, RunMembers, TrainingRun, Verdict
+from agl_otel.types.bridges import unbridged
 from agl_otel.types.columns import AttemptKey, Reward
 from agl_otel.types.sampling import Contract
 from agl_otel.types.scores import SCORED_MODES, Score, asked_of, is_usable
@@ -242,6 +243,8 @@ class OutlineSpan(Model):
     incomplete: str
     sampling: list[str]
     """What is unusual about a call's sampling, in words: what its agent set itself, what a policy replaced, raw log-probs."""
+    unbridged: str = ""
+    """Why no bridge continued the conversation of a call, a key of types.bridges.UNBRIDGED; empty if none was refused."""
     prompt_tokens: int
     response_tokens: int
     rewards: dict[str, float]
@@ -288,6 +291,7 @@ def _outline_span(row: Mapping[str, Any], records: Iterable[Mapping[str, Any]]) 
         tool=row["Tool"] or (row["Operation"] if row["Operation"] in TOOL_LIKE else ""),
         incomplete=row["Incomplete"],
         sampling=contract.notes({}) if (contract := Contract.loads(row["Sampling"])) is not None else [],
+        unbridged=unbridged(row["Bridge"]),
         prompt_tokens=row["PromptTokens"],
         response_tokens=row["ResponseTokens"],
         rewards=_named(rewards),
