@@ -42,6 +42,10 @@ OWN: Final = "proxy:"
 _ATTEMPT_OVER: Final = frozenset({"failed", "succeeded", "timeout"})
 
 
+TOKENIZE: Final = "tokenize"
+"""The route of vLLM, SGLang and this package's server that renders messages to token ids."""
+
+
 @dataclass(frozen=True, slots=True)
 class Upstream:
     """A model server as the proxy calls it."""
@@ -60,6 +64,11 @@ class Upstream:
     """Whether the server is called directly or through litellm."""
     provider_key: str | None = field(default=None, repr=False)
     """The provider's key for litellm to use; None: the one in litellm's environment."""
+
+    def url(self, path: str) -> str:
+        """Return the address of a route; TOKENIZE lies beside /v1."""
+        base = self.base_url.removesuffix("/v1") if path == TOKENIZE else self.base_url
+        return f"{base}/{path}"
 
     @property
     def headers(self) -> Mapping[str, str]:
