@@ -44,6 +44,10 @@ class AttemptFigures(Model):
     """The values of `gen_ai.conversation.id` on its spans, in order of time."""
     unread_labels: dict[str, int] = Field(default_factory=dict[str, int])
     """Evaluations without a score whose label stands for no number: {label: how many}. They are no rewards."""
+    notes: list[str] = Field(default_factory=list[str])
+    """What of its evaluations is unusual, in words: labels that are no number, and times after its end."""
+    late_evaluations: int = 0
+    """Evaluations from after the attempt's end, by the clocks of both. They count: judges run then, but an agent may log then, too."""
     spans: int = 0
     errors: int = 0
     """Spans with an error; a failed call that both agent and proxy recorded has two, and is one node of a tree."""
@@ -122,6 +126,8 @@ def attempt_figures(table: Table, attempts: Sequence[Attempt], now: float) -> li
             rewards=_named(own),
             conversation_ids=conversations.get(key, []),
             unread_labels=unread.get(key, {}),
+            late_evaluations=(late := _made_after(attempt.end_time, own)),
+            notes=_notes(unread.get(key, Counter()), late),
             spans=row.get("IsSpan_sum", 0),
             errors=row.get("IsError_sum", 0),
             calls=row.get("IsFirstChoice_sum", 0),
@@ -130,6 +136,20 @@ def attempt_figures(table: Table, attempts: Sequence[Attempt], now: float) -> li
         )
         found.append(figures)
     return found
+
+
+def _made_after(end: float | None, rewards: Iterable[Reward]) -> int:
+    return sum(each.time is not None and each.time > end * 10**9 for each in rewards) if end is not None else 0
+
+
+def _notes(unread: Counter[str], late: int) -> list[str]:
+    notes: list[str] = []
+    if unread:
+        labels = ", ".join(f"{count} × {label!r}" for label, count in sorted(unread.items(), key=lambda each: (-each[1], each[0])))
+        notes.append(f"evaluations without a score, whose labels are no number: {labels:.300}")
+    if late:
+        notes.append(f"evaluations from after the attempt's end, which count: {late}")
+    return notes
 
 
 def _named(rewards: Iterable[Reward]) -> dict[str, float]:
