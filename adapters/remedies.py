@@ -16,7 +16,8 @@ REFUSED: Final = {
     "no_calls": "the agent must call its model at OPENAI_BASE_URL; `agl-otel doctor -- COMMAND` looks",
     "other_agent": "correct agent_match if it should be taken",
     "greedy": 'let the agent set no temperature, or one of at least 0.01, or let GRPO replace it: sampling_policy = "enforce_all"',
-    "sampling_differs": 'let the agent leave these fields out, or let GRPO replace them: sampling_policy = "enforce" (docs/training.md)',
+    "sampling_differs": 'let the agent leave these fields out, or let GRPO replace them: sampling_policy = "enforce" '
+    '(docs/training.md#sampling); for strict_tools: strict_tools = "drop"',
     "masked_ids": "mask texts (drop_text, hash_text), and ids of those only that nobody trains on",
     "routing_misaligned": "update the model server, or do not ask it for routed experts",
     "incomplete_reply": "`agl-otel traces show ID` has the reason of each call; raise timeouts, or mend the model server",

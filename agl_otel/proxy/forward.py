@@ -42,7 +42,7 @@ from agl_otel.proxy.upstream import SEED, TOKENIZE, Budget, Route, Upstream, Ups
 from agl_otel.proxy.witness import Witnesses
 from agl_otel.spans.tolerant import whole_of
 from agl_otel.text import error_text, without_secrets
-from agl_otel.types.sampling import overridden
+from agl_otel.types.sampling import lenient, overridden
 from agl_otel_hook import conventions
 from agl_otel_hook.context import Key, format_traceparent
 
@@ -257,6 +257,9 @@ class Forwarder:
         if own := overridden(route.policy, body, told):
             nothing: Json = dict.fromkeys(own)
             raw, body = with_fields(raw, body, nothing), body | nothing
+        if pool[0].strict_tools == "drop" and (tools := lenient(body.get("tools"))) is not None:
+            own |= {"strict_tools": True}
+            raw, body = with_fields(raw, body, {"tools": tools}), body | {"tools": tools}
         shown = as_sampled(body, pool[0].fields)
         retry, fingerprint = _retry(agent.headers, raw) if key is not None else (0, b"")
         if retry:

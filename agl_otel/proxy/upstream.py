@@ -25,7 +25,7 @@ from agl_otel.types import (
     ResourcesUpdate,
     Rollout,
 )
-from agl_otel.types.resources import Bridging
+from agl_otel.types.resources import Bridging, StrictTools
 from agl_otel.types.sampling import EXTRA_BODY, EXTRA_HEADERS, POLICY
 from agl_otel_hook.context import Key
 
@@ -60,6 +60,7 @@ class Upstream:
     version: str | None = None
     """The version of the resources; used as the weights version if the server reports none."""
     bridge: Bridging = "off"
+    strict_tools: StrictTools = "keep"
     provider: Literal["openai", "litellm"] = "openai"
     """Whether the server is called directly or through litellm."""
     provider_key: str | None = field(default=None, repr=False)
@@ -358,6 +359,7 @@ class QueueUpstreams:
                 version=known.version,
                 sampling={**each.sampling, **sampling},
                 bridge=chosen.bridge,
+                strict_tools=chosen.strict_tools,
             )
             for each in own
         ]
@@ -368,9 +370,10 @@ class QueueUpstreams:
     def _upstream(self, llm: LLM | ProxyLLM, version: str | None) -> Upstream:
         endpoint = llm.endpoint.rstrip("/")
         if endpoint == LITELLM:
-            return Upstream("", llm.model, llm.api_key, llm.sampling_parameters, version, provider="litellm")
+            return Upstream("", llm.model, llm.api_key, llm.sampling_parameters, version, strict_tools=llm.strict_tools, provider="litellm")
         own_key = next((each.api_key for each in self._fallback if each.base_url == endpoint), None)
-        return Upstream(endpoint, llm.model or None, llm.api_key or own_key or "", llm.sampling_parameters, version, llm.bridge)
+        key = llm.api_key or own_key or ""
+        return Upstream(endpoint, llm.model or None, key, llm.sampling_parameters, version, llm.bridge, llm.strict_tools)
 
 
 def choose(llms: Mapping[str, LLM | ProxyLLM], asked: str | None) -> LLM | ProxyLLM:
