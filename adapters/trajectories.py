@@ -383,6 +383,7 @@ def _ready_calls(
         elif fit[row] and full is None:
             refused["dangling_prefix"] += 1
         elif fit[row] and full is not None:
-            explained = (*messages_at(traces.texts, row), unbridged_at(traces.texts, row)) if explain else ()
-            ready.append(Call(row, call.call, full, call.response, calls.agent[row], calls.model_version[row], *explained))
+            messages = messages_at(traces.texts, row) if explain else ((), "")
+            why = unbridged_at(traces.texts, row) if explain else ""
+            ready.append(Call(row, call.call, full, call.response, calls.agent[row], calls.model_version[row], *messages, why))
     return ready
