@@ -19,6 +19,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from agl_otel.adapters.prefix_index import Hashes, PrefixIndex
+from agl_otel.types.bridges import UNBRIDGED
 
 TokenIds = NDArray[np.int32]
 T = TypeVar("T")
@@ -41,8 +42,12 @@ SPLIT_REASONS: Final = {
     "response_changed": "it starts with an earlier prompt, but not with the reply to it; its messages are unknown",
     "prompt_changed": "it does not start with an earlier prompt; its messages are unknown",
     "process": "the first call through another proxy process",
+    **{f"unbridged_{why}": f"no bridge continued its conversation: {words}" for why, words in UNBRIDGED.items()},
 }
-"""Reasons why a call other than an attempt's first starts a new trajectory; the first that applies counts."""
+"""Reasons why a call other than an attempt's first starts a new trajectory; the first that applies counts. That of a refused bridge
+(docs/bridging.md) takes the place of _BRIDGEABLE."""
+_BRIDGEABLE: Final = frozenset({"template_drift", "response_changed", "prompt_changed"})
+"""What a bridge prevents, and what is said where messages are unknown, which the proxy has seen."""
 
 
 @dataclass(frozen=True)
@@ -61,6 +66,8 @@ class Call:
     """The messages of the prompt, each as "role: …"; empty if unknown."""
     answer: str = ""
     """The reply, in the same form."""
+    unbridged: str = ""
+    """The key of UNBRIDGED for which it was not bridged; empty if it was, or nothing was recorded."""
 
 
 class EarlierCalls:
@@ -111,7 +118,13 @@ def starts_with(tokens: TokenIds, first: TokenIds, second: TokenIds) -> bool:
 
 
 def reason(call: Call, hashes: Hashes, tips: Sequence[Call], seen: EarlierCalls) -> str:
-    """Return the key of SPLIT_REASONS for a call that starts a new trajectory.
+    """Return the key of SPLIT_REASONS for a call that starts a new trajectory; the arguments are those of `_found`."""
+    found = _found(call, hashes, tips, seen)
+    return f"unbridged_{call.unbridged}" if call.unbridged and found in _BRIDGEABLE else found
+
+
+def _found(call: Call, hashes: Hashes, tips: Sequence[Call], seen: EarlierCalls) -> str:
+    """Return the reason that tokens, names and messages show.
 
     Args:
         call: its number is at least that of the latest call before it.

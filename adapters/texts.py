@@ -10,6 +10,7 @@ from agl_otel.spans.conversations import NO_MESSAGES
 from agl_otel.spans.dialects.dialect import Conversation, Message, checked
 from agl_otel.spans.dialects.shapes import parts_of
 from agl_otel.spans.tolerant import MALFORMED, json_of
+from agl_otel.types.bridges import unbridged
 from agl_otel.types.columns import CallTexts
 
 SHORTENED: Final = re.compile(r"\d+ messages of \d+ characters are left out")
@@ -47,6 +48,11 @@ def messages_at(texts: CallTexts | None, row: int) -> tuple[tuple[str, ...], str
     if any(message.get("content") == MASKED for message in (*found.prompt, *found.reply)):  # masked messages are all equal
         return (), ""
     return tuple(map(_flat, found.prompt)), _flat(found.reply[0]) if found.reply else ""
+
+
+def unbridged_at(texts: CallTexts | None, row: int) -> str:
+    """Return why no bridge continued a call's conversation, a key of UNBRIDGED; empty if none was refused, or it was not read."""
+    return unbridged(texts.bridges[row]) if texts is not None else ""
 
 
 def _flat(message: Message) -> str:

@@ -21,7 +21,7 @@ from agl_otel.adapters.merge import Call, Merged, lay_out, merge
 from agl_otel.adapters.messages import image_urls, unfit_media
 from agl_otel.adapters.ragged import concatenate, count_per_row, take
 from agl_otel.adapters.sampling import Assumed, at_one_temperature, unlike
-from agl_otel.adapters.texts import UNFIT_MEDIA, conversation_at, messages_at
+from agl_otel.adapters.texts import UNFIT_MEDIA, conversation_at, messages_at, unbridged_at
 from agl_otel.spans.history import MAX_TOKENS, StoredCall, full_prompts, tokens_to_expand
 from agl_otel.types import AttemptedRollout, Rollout, VerdictKind
 from agl_otel.types.columns import AttemptKey, CallColumns, Ragged, Reward, Traces
@@ -384,5 +384,6 @@ def _ready_calls(
             refused["dangling_prefix"] += 1
         elif fit[row] and full is not None:
             messages = messages_at(traces.texts, row) if explain else ((), "")
-            ready.append(Call(row, call.call, full, call.response, calls.agent[row], calls.model_version[row], *messages))
+            why = unbridged_at(traces.texts, row) if explain else ""
+            ready.append(Call(row, call.call, full, call.response, calls.agent[row], calls.model_version[row], *messages, why))
     return ready

@@ -26,6 +26,7 @@ from agl_otel.spans.operations import OPERATION, is_no_call
 from agl_otel.spans.rewards import evaluations_of
 from agl_otel.spans.tolerant import json_of, whole_of
 from agl_otel.types import Attempt, Rollout, Span, Verdict
+from agl_otel.types.bridges import unbridged
 from agl_otel_hook import conventions
 
 SHOWN_CHARACTERS: Final = 16 << 20
@@ -277,10 +278,10 @@ def _highlights(span: Span, sampling: Mapping[str, Any]) -> list[tuple[str, str]
 
 def _of_bridge(recorded: Any) -> list[tuple[str, str]]:
     """Say whose tokens the call continued, or why none's (docs/bridging.md)."""
+    if why := unbridged(str(recorded)):
+        return [("yellow", f"not bridged: {why}")]
     with contextlib.suppress(ValueError):  # another program's
         match json_of(str(recorded)):
-            case {"refused": str(why)}:
-                return [("yellow", f"not bridged: {plain(why)}")]
             case {"call": int(call)}:
                 return [("dim", f"continues the tokens of call {call}")]
             case _:

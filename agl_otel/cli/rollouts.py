@@ -229,6 +229,7 @@ class _Details:
     """Verdicts and output of a rollout's attempts, from the trace store."""
 
     verdicts: dict[str, Verdict] = field(default_factory=dict[str, Verdict])
+    figures: dict[str, AttemptFigures] = field(default_factory=dict[str, "AttemptFigures"])
     printed: dict[tuple[str, str], str] = field(default_factory=dict[tuple[str, str], str])
     problem: str = ""
 
@@ -238,10 +239,11 @@ async def _read_details(opened: Store, item: Rollout, attempts: Sequence[Attempt
     try:
         traces = await opened.traces([item], deadline_seconds=0)
         printed = await opened.reader.printed(item.rollout_id)
+        figures = {each.attempt_id: each for each in await opened.reader.figures(list(attempts))}
     except AglError as error:
         return _Details(problem=str(error))
     over = {attempt.attempt_id for attempt in attempts if attempt.status not in OPEN or item.status in FINISHED}
-    return _Details({key[1]: verdict for key, verdict in traces.verdicts.items() if key[1] in over}, printed)
+    return _Details({key[1]: verdict for key, verdict in traces.verdicts.items() if key[1] in over}, figures, printed)
 
 
 def _print_attempt(console: Console, attempt: Attempt, seen: _Details) -> None:
@@ -249,7 +251,10 @@ def _print_attempt(console: Console, attempt: Attempt, seen: _Details) -> None:
     head = Text.assemble(("attempt ", "dim"), f"{attempt.sequence_id}  {attempt.attempt_id}  {attempt.status}")
     if verdict:
         head.append("  verdict ", "dim").append(verdict.kind, VERDICT_STYLES[verdict.kind])
-    for line in (head, Text(f"  {_times(attempt)}", "dim"), *(verdict_lines(verdict) if verdict else ())):
+    figures = seen.figures.get(attempt.attempt_id)
+    notes = [*(f"conversation {each}" for each in figures.conversation_ids), *figures.notes] if figures else []
+    said = [Text(f"  {printable(each)}", "dim") for each in notes]
+    for line in (head, Text(f"  {_times(attempt)}", "dim"), *(verdict_lines(verdict) if verdict else ()), *said):
         console.print(line)
     printed = {stream: text for (attempt_id, stream), text in seen.printed.items() if attempt_id == attempt.attempt_id}
     for title, text in {"error": attempt.error, **printed}.items():

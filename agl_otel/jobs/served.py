@@ -409,8 +409,8 @@ class ServedRun(JobRun):
     async def publish_policy(self) -> None:
         """Publish the policy's address for rollouts before the training; the algorithm publishes its own versions."""
         sampling = self.algorithm().sampling_parameters
-        endpoint, bridge = f"{self.server_url}/v1", self.job.options.get("bridge", "off")
-        served = {RESOURCE_NAME: LLM(endpoint=endpoint, model=MODEL_NAME, sampling_parameters=sampling, bridge=bridge)}
+        of_calls = {name: self.job.options[name] for name in ("bridge", "strict_tools") if name in self.job.options}
+        served = {RESOURCE_NAME: LLM(endpoint=f"{self.server_url}/v1", model=MODEL_NAME, sampling_parameters=sampling, **of_calls)}
         self.resources_id = f"{self.run.run_id}-before"
         await self.store.publish(served, resources_id=self.resources_id, aside=True)
 

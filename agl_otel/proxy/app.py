@@ -32,14 +32,14 @@ from agl_otel.proxy.attempts import Attempts
 from agl_otel.proxy.dialects import CHAT, DIALECTS, Dialect
 from agl_otel.proxy.forward import Forwarder, Limits
 from agl_otel.proxy.gate import Gate
-from agl_otel.proxy.google.agent import GoogleAgent, as_google
+from agl_otel.proxy.google.agent import GoogleAgent, as_google, counted
 from agl_otel.proxy.journal import Journal
 from agl_otel.proxy.litellm import Litellm
 from agl_otel.proxy.models import ModelList
 from agl_otel.proxy.recorder import Recorder
 from agl_otel.proxy.recovery import JournalRecovery
 from agl_otel.proxy.reply import Json, dicts, parse_object
-from agl_otel.proxy.upstream import Upstreams
+from agl_otel.proxy.upstream import TOKENIZE, Upstreams
 from agl_otel.proxy.witness import Queue, Witnesses
 from agl_otel.telemetry.http import CRASHED, DISCONNECTED, Requests, page
 from agl_otel.telemetry.meters import Meters, Sample
@@ -67,7 +67,7 @@ PAUSE_WAIT_SECONDS: Final = 60.0
 MAX_PAUSE_WAIT_SECONDS: Final = 3600.0
 KNOWN: Final = (
     f"POST [{SCOPE}][/v1]/{{{','.join((*DIALECTS, *PASSED))}}}, GET [{SCOPE}][/v1]/models, POST {SCOPE}/close, "
-    f"POST [{SCOPE}]/v1beta/models/MODEL:{{generateContent,streamGenerateContent}}, "
+    f"POST [{SCOPE}]/v1beta/models/MODEL:{{generateContent,streamGenerateContent,countTokens}}, "
     "POST /close, POST /delete, POST /pause, POST /resume, POST /model_list, GET /health, GET /metrics"
 )
 logger = logging.getLogger("agl_otel.proxy")
@@ -209,7 +209,11 @@ class Proxy:
 
     async def _call_of_google(self, request: web.Request) -> web.StreamResponse:
         try:
-            answer = await self._called_by(GoogleAgent(request), request, CHAT)
+            agent = GoogleAgent(request)
+            if agent.counts:
+                key, agent.own_key = self._allowed(request, agent.headers)
+                return counted(await self._running().pass_through(agent, key, TOKENIZE))
+            answer = await self._called_by(agent, request, CHAT)
         except (AglError, RecursionError) as error:
             return as_google(_answer_to(error))
         return as_google(answer) if isinstance(answer, web.Response) and not answer.prepared else answer

@@ -22,24 +22,6 @@ from agl_otel.types.sampling import SHAPES
 
 FORMS: Final = ("prompt_token_ids", "kv_transfer_params", "input_ids")
 """Fields by which servers take a prompt's token ids beside its messages: this package's and newer vLLM, vLLM from 0.26 on, SGLang."""
-UNBRIDGED: Final = {
-    "unknown": "no call of the attempt, or none that this proxy process remembers, asked what comes before the last answer",
-    "edited": "the last answer is not what the model server said: the agent changed it",
-    "request": "tools, or another field that a template may read, differ from those of the earlier call",
-    "server": "another model server, or model, gave the earlier answer",
-    "no_ids": "the earlier answer has no token ids",
-    "cut": "the earlier answer was cut off: by its limit, a stop string or an abort, so that it has no end token",
-    "media": "the messages hold something else than text",
-    "prefill": "the request begins the answer itself, or asks for no generation prompt",
-    "own_ids": "the request names token ids itself",
-    "thinking": "the template drops the earlier answer's thinking, and the resource says `drop`",
-    "render": "the model server has no /tokenize that renders messages",
-    "other_template": "/tokenize renders the earlier prompt otherwise than the model server did",
-    "no_seam": "the template does not show where the earlier answer ends, or ends it with another token than the model did",
-    "moved": "the template writes the new messages, or the tools, at another place than after the earlier answer",
-    "not_taken": "the model server took the messages, and not the token ids that were sent with them",
-}
-"""{why a call that has an earlier answer among its messages was not bridged: in words}."""
 _ENDED: Final = frozenset({"stop", "tool_calls", "function_call"})
 _TOKENIZED: Final = ("messages", "tools", "tool_choice", "chat_template", "chat_template_kwargs", "documents", "reasoning_effort")
 _UNRENDERED: Final = frozenset(
@@ -72,7 +54,7 @@ class Earlier:
     reply: int
     """The number of the reply's."""
     barred: str
-    """The key of UNBRIDGED that keeps calls from continuing it; empty: they may."""
+    """The key of types.bridges.UNBRIDGED that keeps calls from continuing it; empty: they may."""
     reasoning: str
     thinks: bool
     """Whether it has thinking, in its own field or in its text."""
@@ -96,7 +78,7 @@ class Bridge:
     frame: bytes
     earlier: Earlier | None = None
     refused: str = ""
-    """The key of UNBRIDGED; empty: bridged, or there is no answer among its messages."""
+    """The key of types.bridges.UNBRIDGED; empty: bridged, or there is no answer among its messages."""
     prompt: list[int] = field(default_factory=list[int])
     """What was sent, if it is bridged."""
     template: list[int] = field(default_factory=list[int])

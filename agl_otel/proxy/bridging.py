@@ -17,7 +17,7 @@ from agl_otel.proxy.bridge import FORMS, Bridge, bridged, frame_of, renderings
 from agl_otel.proxy.capabilities import Place, Places
 from agl_otel.proxy.recorder import Call
 from agl_otel.proxy.reply import Json, parse_object
-from agl_otel.proxy.upstream import Upstream
+from agl_otel.proxy.upstream import TOKENIZE, Upstream
 
 AGAIN_SECONDS: Final = 60.0  # after a server heeded no field, or had no /tokenize
 logger = logging.getLogger("agl_otel.proxy")
@@ -56,8 +56,7 @@ class Bridges:
             bridge.refuse("not_taken")
             return {}
         asked = renderings(call.asked, model=place.model, first=earlier.before is None)
-        address = f"{upstream.base_url.removesuffix('/v1')}/tokenize"
-        answers = await asyncio.gather(*(post(address, each) for each in asked.values()))
+        answers = await asyncio.gather(*(post(upstream.url(TOKENIZE), each) for each in asked.values()))
         rendered = {name: tokens for name, answer in zip(asked, answers, strict=True) if (tokens := _tokens(*answer)) is not None}
         if len(rendered) < len(asked):
             bridge.refuse("render")

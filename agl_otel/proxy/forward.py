@@ -38,11 +38,11 @@ from agl_otel.proxy.recorder import Call, Recorder
 from agl_otel.proxy.reply import Json, encoded, with_fields
 from agl_otel.proxy.steering import HEADERS, for_litellm
 from agl_otel.proxy.translation import Translation
-from agl_otel.proxy.upstream import SEED, Budget, Route, Upstream, Upstreams, call_seed
+from agl_otel.proxy.upstream import SEED, TOKENIZE, Budget, Route, Upstream, Upstreams, call_seed
 from agl_otel.proxy.witness import Witnesses
 from agl_otel.spans.tolerant import whole_of
 from agl_otel.text import error_text, without_secrets
-from agl_otel.types.sampling import overridden
+from agl_otel.types.sampling import lenient, overridden
 from agl_otel_hook import conventions
 from agl_otel_hook.context import Key, format_traceparent
 
@@ -188,6 +188,8 @@ class Forwarder:
         if key is not None:
             self._check_open(key)
         if body is not None and (served := _by_litellm(pool)) is not None:
+            if path == TOKENIZE:
+                raise RefusedError("litellm has no /tokenize, by which tokens are counted", status=501, code="no_tokenize")
             known = DIALECTS.get(path.partition("/")[0])  # count_tokens takes a request of messages
             raw, body = for_litellm(body, known.fields if known is not None else (), served, agent.path)
         upstream = await self._with_litellm_address(self.health.order(pool, key[0] if key is not None else None)[0])
@@ -197,8 +199,7 @@ class Forwarder:
         if body is not None:
             headers["content-type"] = "application/json"  # it was parsed as JSON here
         try:
-            url = f"{upstream.base_url}/{path}"
-            async with ask(self._session, agent.method, url, data=_request_data(raw) or None, headers=headers) as response:
+            async with ask(self._session, agent.method, upstream.url(path), data=_request_data(raw) or None, headers=headers) as response:
                 content = await whole(response, self._limits.answer_bytes)
                 return web.Response(status=response.status, body=content, headers=passed(response))
         except (aiohttp.ClientError, OSError, RedirectedError) as error:
@@ -256,6 +257,9 @@ class Forwarder:
         if own := overridden(route.policy, body, told):
             nothing: Json = dict.fromkeys(own)
             raw, body = with_fields(raw, body, nothing), body | nothing
+        if pool[0].strict_tools == "drop" and (tools := lenient(body.get("tools"))) is not None:
+            own |= {"strict_tools": True}
+            raw, body = with_fields(raw, body, {"tools": tools}), body | {"tools": tools}
         shown = as_sampled(body, pool[0].fields)
         retry, fingerprint = _retry(agent.headers, raw) if key is not None else (0, b"")
         if retry:

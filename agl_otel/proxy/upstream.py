@@ -25,7 +25,7 @@ from agl_otel.types import (
     ResourcesUpdate,
     Rollout,
 )
-from agl_otel.types.resources import Bridging
+from agl_otel.types.resources import Bridging, StrictTools
 from agl_otel.types.sampling import EXTRA_BODY, EXTRA_HEADERS, POLICY
 from agl_otel_hook.context import Key
 
@@ -42,6 +42,10 @@ OWN: Final = "proxy:"
 _ATTEMPT_OVER: Final = frozenset({"failed", "succeeded", "timeout"})
 
 
+TOKENIZE: Final = "tokenize"
+"""The route of vLLM, SGLang and this package's server that renders messages to token ids."""
+
+
 @dataclass(frozen=True, slots=True)
 class Upstream:
     """A model server as the proxy calls it."""
@@ -56,10 +60,16 @@ class Upstream:
     version: str | None = None
     """The version of the resources; used as the weights version if the server reports none."""
     bridge: Bridging = "off"
+    strict_tools: StrictTools = "keep"
     provider: Literal["openai", "litellm"] = "openai"
     """Whether the server is called directly or through litellm."""
     provider_key: str | None = field(default=None, repr=False)
     """The provider's key for litellm to use; None: the one in litellm's environment."""
+
+    def url(self, path: str) -> str:
+        """Return the address of a route; TOKENIZE lies beside /v1."""
+        base = self.base_url.removesuffix("/v1") if path == TOKENIZE else self.base_url
+        return f"{base}/{path}"
 
     @property
     def headers(self) -> Mapping[str, str]:
@@ -349,6 +359,7 @@ class QueueUpstreams:
                 version=known.version,
                 sampling={**each.sampling, **sampling},
                 bridge=chosen.bridge,
+                strict_tools=chosen.strict_tools,
             )
             for each in own
         ]
@@ -359,9 +370,10 @@ class QueueUpstreams:
     def _upstream(self, llm: LLM | ProxyLLM, version: str | None) -> Upstream:
         endpoint = llm.endpoint.rstrip("/")
         if endpoint == LITELLM:
-            return Upstream("", llm.model, llm.api_key, llm.sampling_parameters, version, provider="litellm")
+            return Upstream("", llm.model, llm.api_key, llm.sampling_parameters, version, strict_tools=llm.strict_tools, provider="litellm")
         own_key = next((each.api_key for each in self._fallback if each.base_url == endpoint), None)
-        return Upstream(endpoint, llm.model or None, llm.api_key or own_key or "", llm.sampling_parameters, version, llm.bridge)
+        key = llm.api_key or own_key or ""
+        return Upstream(endpoint, llm.model or None, key, llm.sampling_parameters, version, llm.bridge, llm.strict_tools)
 
 
 def choose(llms: Mapping[str, LLM | ProxyLLM], asked: str | None) -> LLM | ProxyLLM:

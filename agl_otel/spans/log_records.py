@@ -5,7 +5,7 @@ Up to OpenTelemetry 1.36 each message is a record; from 1.37 on one record may h
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Iterator, Mapping, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence, Set
 from typing import Any, Final
 
 from agl_otel.types import Event, Span
@@ -55,17 +55,32 @@ def with_evaluations(spans: Sequence[Span], records: Iterable[Mapping[str, Any]]
     """Add evaluations that are log records to their spans, as events.
 
     A record's span is that with its ids, else that of the model call whose response it names, else, if `spans` are whole attempts, the
-    first of its attempt. A record is a mapping with `rollout_id`, `attempt_id`, `trace_id`, `span_id`, `response_id` and `event`.
+    first of its attempt; of an attempt without spans one of its own, whose ids are empty. A record is a mapping with `rollout_id`,
+    `attempt_id`, `trace_id`, `span_id`, `response_id` and `event`.
     """
     keys = [
         (span.rollout_id, span.attempt_id, span.trace_id, span.span_id, str(span.attributes.get(conventions.RESPONSE_ID, "")))
         for span in spans
     ]
     added: dict[int, list[Event]] = {}
+    records = list(records)
     for record, place in evaluated(keys, records, whole=whole):
         added.setdefault(place, []).append(record["event"])
-    return [
+    found = [
         span.model_copy(update={"events": [*span.events, *added[place]]}) if place in added else span for place, span in enumerate(spans)
+    ]
+    return found + _of_records_alone({key[:2] for key in keys}, records) if whole else found
+
+
+def _of_records_alone(known: Set[tuple[str, ...]], records: Iterable[Mapping[str, Any]]) -> list[Span]:
+    """Return a span for each attempt that is not `known`, with its evaluations."""
+    alone: dict[tuple[str, str], list[Event]] = {}
+    for record in records:
+        if (key := (record["rollout_id"], record["attempt_id"])) not in known:
+            alone.setdefault(key, []).append(record["event"])
+    return [
+        Span(rollout_id=rollout, attempt_id=attempt, sequence_id=0, trace_id="", span_id="", name=conventions.EVALUATION, events=events)
+        for (rollout, attempt), events in alone.items()
     ]
 
 

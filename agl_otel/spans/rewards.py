@@ -180,7 +180,7 @@ def find_final_reward(spans: Sequence[Readable]) -> float | None:
     """Return the reward of the last span that has one, in the given order; None without one, or if it is not usable (types/scores.py).
 
     The last evaluation counts instead if it is not earlier than that span. If the runner set rewards, only those count. An evaluation that
-    came as a log record is found on its span; of an attempt without any span there is none.
+    came as a log record is found on its span, and of an attempt without any on one of its own.
     """
     emitted = [(span, value) for span in reversed(spans) if (value := _emitted(span)) is not None]
     if given := [value for span, value in emitted if conventions.REWARD_GIVEN in attributes_of(span)]:

@@ -61,7 +61,8 @@ class Spans(Connected):
         connection = await self._open()
         await connection.reader.barrier()
         page = await connection.reader.query_spans(query)
-        spans = await _with_records(connection, page, whole=len(page) == page.total)
+        whole = query.is_whole and len(page) == page.total
+        spans = await _with_records(connection, page, [query.rollout_id], query.attempt_id, whole=whole)
         return PaginatedResult(spans, page.limit, page.offset, page.total)
 
     async def spans(self, rollout_ids: str | Sequence[str], *, attempt_id: str | None = None) -> list[Span]:
@@ -72,7 +73,7 @@ class Spans(Connected):
         ids = [rollout_ids] if isinstance(rollout_ids, str) else list(rollout_ids)
         connection = await self._open()
         await connection.reader.barrier()
-        return await _with_records(connection, await connection.reader.spans(ids, attempt_id=attempt_id), whole=True)
+        return await _with_records(connection, await connection.reader.spans(ids, attempt_id=attempt_id), ids, attempt_id, whole=True)
 
     # --- for viewers: without a barrier, so the latest spans may be missing
 
@@ -126,13 +127,16 @@ class Spans(Connected):
         return await connection.reader.traces(in_order, list(attempts), barrier=barrier, deadline_seconds=deadline_seconds, texts=texts)
 
 
-async def _with_records(connection: Connection, spans: Sequence[Span], *, whole: bool) -> list[Span]:
-    """Add what came as log records; `whole`: these are all spans of their attempts."""
+async def _with_records(
+    connection: Connection, spans: Sequence[Span], rollout_ids: Sequence[str], attempt_id: str | None, *, whole: bool
+) -> list[Span]:
+    """Add what came as log records; `whole`: these are all spans of the rollouts, or of the attempt."""
     rollouts = {span.rollout_id for span in spans if may_have_records(span)}
     messages, evaluations = await asyncio.gather(
-        connection.reader.events(sorted(rollouts)), connection.reader.evaluations(sorted({span.rollout_id for span in spans}))
+        connection.reader.events(sorted(rollouts)), connection.reader.evaluations(sorted(set(rollout_ids)))
     )
-    return with_evaluations(with_records(spans, messages), evaluations, whole=whole)
+    own = [each for each in evaluations if not attempt_id or each["attempt_id"] == attempt_id]
+    return with_evaluations(with_records(spans, messages), own, whole=whole)
 
 
 async def _check_attempts(connection: Connection, keys: set[tuple[str, str]]) -> None:

@@ -18,6 +18,7 @@ from agl_otel.traces.rows import rewards_of, unread_labels
 from agl_otel.traces.tokens import Table, reward_rows, strings
 from agl_otel.traces.verdict import decide
 from agl_otel.types import Attempt, Model, RunMembers, TrainingRun, Verdict
+from agl_otel.types.bridges import unbridged
 from agl_otel.types.columns import AttemptKey, Reward
 from agl_otel.types.sampling import Contract
 from agl_otel.types.scores import SCORED_MODES, Score, asked_of, is_usable
@@ -43,6 +44,10 @@ class AttemptFigures(Model):
     """The values of `gen_ai.conversation.id` on its spans, in order of time."""
     unread_labels: dict[str, int] = Field(default_factory=dict[str, int])
     """Evaluations without a score whose label stands for no number: {label: how many}. They are no rewards."""
+    notes: list[str] = Field(default_factory=list[str])
+    """What of its evaluations is unusual, in words: labels that are no number, and times after its end."""
+    late_evaluations: int = 0
+    """Evaluations from after the attempt's end, by the clocks of both. They count: judges run then, but an agent may log then, too."""
     spans: int = 0
     errors: int = 0
     """Spans with an error; a failed call that both agent and proxy recorded has two, and is one node of a tree."""
@@ -121,6 +126,8 @@ def attempt_figures(table: Table, attempts: Sequence[Attempt], now: float) -> li
             rewards=_named(own),
             conversation_ids=conversations.get(key, []),
             unread_labels=unread.get(key, {}),
+            late_evaluations=(late := _made_after(attempt.end_time, own)),
+            notes=_notes(unread.get(key, Counter()), late),
             spans=row.get("IsSpan_sum", 0),
             errors=row.get("IsError_sum", 0),
             calls=row.get("IsFirstChoice_sum", 0),
@@ -129,6 +136,20 @@ def attempt_figures(table: Table, attempts: Sequence[Attempt], now: float) -> li
         )
         found.append(figures)
     return found
+
+
+def _made_after(end: float | None, rewards: Iterable[Reward]) -> int:
+    return sum(each.time is not None and each.time > end * 10**9 for each in rewards) if end is not None else 0
+
+
+def _notes(unread: Counter[str], late: int) -> list[str]:
+    notes: list[str] = []
+    if unread:
+        labels = ", ".join(f"{count} × {label!r}" for label, count in sorted(unread.items(), key=lambda each: (-each[1], each[0])))
+        notes.append(f"evaluations without a score, whose labels are no number: {labels:.300}")
+    if late:
+        notes.append(f"evaluations from after the attempt's end, which count: {late}")
+    return notes
 
 
 def _named(rewards: Iterable[Reward]) -> dict[str, float]:
@@ -242,6 +263,8 @@ class OutlineSpan(Model):
     incomplete: str
     sampling: list[str]
     """What is unusual about a call's sampling, in words: what its agent set itself, what a policy replaced, raw log-probs."""
+    unbridged: str = ""
+    """Why no bridge continued the conversation of a call, a key of types.bridges.UNBRIDGED; empty if none was refused."""
     prompt_tokens: int
     response_tokens: int
     rewards: dict[str, float]
@@ -288,6 +311,7 @@ def _outline_span(row: Mapping[str, Any], records: Iterable[Mapping[str, Any]]) 
         tool=row["Tool"] or (row["Operation"] if row["Operation"] in TOOL_LIKE else ""),
         incomplete=row["Incomplete"],
         sampling=contract.notes({}) if (contract := Contract.loads(row["Sampling"])) is not None else [],
+        unbridged=unbridged(row["Bridge"]),
         prompt_tokens=row["PromptTokens"],
         response_tokens=row["ResponseTokens"],
         rewards=_named(rewards),

@@ -26,6 +26,7 @@ NAMES: Final[Mapping[str, str]] = {
     "model_version": conventions.LLM_MODEL_VERSION,
     "weight_versions": conventions.LLM_WEIGHT_VERSIONS,
     "experts": conventions.LLM_ROUTED_EXPERTS,
+    "bridge": conventions.LLM_BRIDGE,
     "incomplete": conventions.LLM_INCOMPLETE,
     "http_status": "http.response.status_code",
     "retry_of": conventions.LLM_RETRY_OF,

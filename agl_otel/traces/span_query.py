@@ -87,6 +87,11 @@ class SpanQuery:
         return self._filled("query_spans").replace("$order", order)
 
     @property
+    def is_whole(self) -> bool:
+        """Whether it takes all spans of the rollout or attempt, but for hidden ones, before they are cut to a page."""
+        return not self._filters
+
+    @property
     def count_sql(self) -> str:
         """The query for the number of matches."""
         return self._filled("count_spans")

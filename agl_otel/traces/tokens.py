@@ -192,8 +192,8 @@ def call_texts(table: Table, calls: CallColumns) -> CallTexts:
     """Return the table of sql/texts.sql in the order of `calls`."""
     place = {key: row for row, key in enumerate(zip(*(strings(table, n) for n in ("RolloutId", "AttemptId", "SpanId")), strict=True))}
     rows = [place.get(key, -1) for key in zip(calls.rollout_id, calls.attempt_id, calls.span_id, strict=True)]
-    read = [[*strings(table, name), ""] for name in ("Instructions", "Asked", "Answered", "Tools", "Versions", "Experts")]
-    instructions, asked, answered, tools, versions, experts = ([column[row] for row in rows] for column in read)
+    read = [[*strings(table, name), ""] for name in ("Instructions", "Asked", "Answered", "Tools", "Versions", "Experts", "Bridge")]
+    instructions, asked, answered, tools, versions, experts, bridges = ([column[row] for row in rows] for column in read)
     numbers = [np.append(_numbers(table, name, np.int64), 0)[rows].tolist() for name in ("MessagesCall", "MessagesBefore", "ToolsCall")]
     messages_call, messages_before, tools_call = numbers
     places = list(zip(calls.rollout_id, calls.attempt_id, calls.process, calls.call.tolist(), strict=True))
@@ -201,7 +201,7 @@ def call_texts(table: Table, calls: CallColumns) -> CallTexts:
         asked = expand_texts(places, asked, messages_call, messages_before)
     if any(tools_call):
         tools = expand_tools(places, tools, tools_call)
-    return CallTexts(instructions, asked, answered, tools, versions, experts)
+    return CallTexts(instructions, asked, answered, tools, versions, experts, bridges)
 
 
 def call_errors(table: Table) -> Counter[str]:

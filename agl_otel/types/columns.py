@@ -152,6 +152,8 @@ class CallTexts:
     """`agentlightning.llm.weight_versions`."""
     experts: list[str]
     """`agentlightning.llm.routed_experts`."""
+    bridges: list[str]
+    """`agentlightning.llm.bridge`."""
 
 
 @dataclass(frozen=True)

@@ -26,6 +26,11 @@ the chat template writes the answer again. `keep`: the sampled tokens are sent, 
 template leaves out thinking."""
 
 
+StrictTools = Literal["keep", "drop"]
+"""What the proxy does with `strict` of an agent's tools, by which model servers hold a call's arguments to their schemas, and so sample
+from another distribution. `drop`: it sends them without it."""
+
+
 class Resource(Model):
     """Base of everything that an algorithm can provide to agents."""
 
@@ -43,6 +48,7 @@ class LLM(Resource):
     api_key: str | None = Field(default=None, repr=False)
     sampling_parameters: dict[str, Any] = Field(default_factory=dict[str, Any])
     bridge: Bridging = "off"
+    strict_tools: StrictTools = "keep"
 
     def get_base_url(self, *_: Any, **__: Any) -> str:
         """Return the base URL for an OpenAI client."""
@@ -71,9 +77,8 @@ class ProxyLLM(LLM):
     def with_attempted_rollout(self, rollout: AttemptedRollout) -> LLM:
         """Return a plain LLM whose endpoint is the attempt's."""
         endpoint = self.get_base_url(rollout.rollout_id, rollout.attempt.attempt_id)
-        return LLM(
-            endpoint=endpoint, model=self.model, api_key=self.api_key, sampling_parameters=self.sampling_parameters, bridge=self.bridge
-        )
+        own = self.model_dump(exclude={"resource_type", "endpoint"})
+        return LLM(endpoint=endpoint, **own)
 
 
 def _read_inside() -> bool:

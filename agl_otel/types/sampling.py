@@ -45,7 +45,8 @@ SHAPES: Final[Mapping[str, Sequence[Any]]] = {
 }
 """{field beside the temperature that makes some tokens more or less likely than the model has them: its values without effect}.
 
-`strict_tools`: whether a tool's arguments are held to its schema (`strict`), which vLLM does from 0.25 on and OpenAI always.
+`strict_tools`: whether a tool's arguments are held to its schema (`strict`), with tool_choice auto as well. OpenAI does so always, vLLM
+from 0.24 on unless VLLM_ENFORCE_STRICT_TOOL_CALLING is 0, SGLang with parsers that have structural tags.
 Any other field of a request that is neither among LIMITS nor HARMLESS may do the same, whatever its value.
 """
 FILLED: Final = ("temperature", "top_p", "top_k", "min_p", "repetition_penalty")
@@ -104,6 +105,8 @@ HARMLESS: Final = frozenset(
 """Fields that leave the distribution of the next token, given the tokens before it, as it is: by the source of vLLM and SGLang, and the
 protocols' reference. Servers of today read of `thinking` whether it is on, and ignore its budget."""
 HONOURS_ALL: Final = "*"
+LENIENT: Final = f"{HONOURS_ALL}, -strict_tools"
+"""The header `agl-sampling` of a server that heeds all fields, and takes strict tools for others."""
 LogProbs = Literal["", "processed", "raw"]
 """Of which distribution a model server's log-probs are: `processed`, the one that it sampled from; `raw`, the softmax of the logits, as
 vLLM's are by default; empty: unknown."""
@@ -120,6 +123,8 @@ _UNREADABLE: Final = "unreadable"
 _KNOWN: Final = frozenset({"temperature", *SHAPES, *LIMITS})
 _NAMEABLE: Final = _KNOWN | HARMLESS | {HONOURS_ALL}
 """What a model server may say that it heeds."""
+_LESS: Final = frozenset(f"-{name}" for name in _KNOWN)
+"""What it may say that it does not heed."""
 _MOST_UNKNOWN: Final = 8  # recorded fields that are not known; one suffices
 _NAME: Final = re.compile(r"[A-Za-z_][A-Za-z0-9_.-]{0,63}")
 _UNKNOWN: Final = "unknown_field"
@@ -185,10 +190,7 @@ class Contract:
         said = heeded(honoured)
         if said is None:
             return cls(agent, resource, tuple(name for name in FILLED if name not in agent and name not in resource), replaced, logprobs)
-        if HONOURS_ALL not in said:
-            agent, resource = (
-                {name: value for name, value in part.items() if name in said or name in LIMITS} for part in (agent, resource)
-            )
+        agent, resource = ({name: value for name, value in part.items() if _is_heeded(name, said)} for part in (agent, resource))
         return cls(agent, resource, (), replaced, "processed")
 
     @classmethod
@@ -260,17 +262,31 @@ class Contract:
 
 @lru_cache(maxsize=256)
 def heeded(header: str | None) -> frozenset[str] | None:
-    """Return the fields that a model server heeds by its header `agl-sampling`, several of which are joined by commas; HONOURS_ALL: all.
+    """Return the fields that a model server heeds by its header `agl-sampling`, several of which are joined by commas; HONOURS_ALL: all
+    but those with a minus before them.
 
     None, as without a header, if anything in it is no name of a field: a misspelt one would hide what the agent set.
     """
     names = frozenset(name.strip() for name in header.split(",")) if header is not None else frozenset({""})
-    return names if names <= _NAMEABLE else None
+    return names if names <= (_NAMEABLE | _LESS if HONOURS_ALL in names else _NAMEABLE) else None
+
+
+def _is_heeded(name: str, said: frozenset[str]) -> bool:
+    return name in LIMITS or (f"-{name}" not in said if HONOURS_ALL in said else name in said)
+
+
+def lenient(tools: Any) -> list[Any] | None:
+    """Return a request's tools without `strict`, so that no server constrains their arguments; None if none is strict."""
+    if not isinstance(tools, list):
+        return None
+    given = cast("list[Any]", tools)
+    found = [_lenient(tool) for tool in given]
+    return found if found != given else None
 
 
 def in_words(fields: Mapping[str, Any]) -> list[str]:
     """Write each field with its value, if that is a number."""
-    return [f"{name} {value:g}" if isinstance(value, float | int) else name for name, value in fields.items()]
+    return [f"{name} {value:g}" if isinstance(value, float | int) and value is not True else name for name, value in fields.items()]
 
 
 def overridden(policy: str | None, asked: Mapping[str, Any], told: Mapping[str, Any]) -> dict[str, Any]:
@@ -340,6 +356,16 @@ def _is_strict(tool: Any, levels: int = 4) -> bool:
         return True
     nested: Any = held.get("tools")
     return isinstance(nested, list) and any(_is_strict(each, levels - 1) for each in cast("list[Any]", nested))
+
+
+def _lenient(tool: Any, levels: int = 4) -> Any:
+    if not levels or not isinstance(tool, dict):
+        return tool
+    held = cast("dict[str, Any]", tool)
+    inner = {name: _lenient(held[name], levels - 1) for name in ("function", "custom") if name in held}
+    if isinstance(nested := held.get("tools"), list):
+        inner["tools"] = [_lenient(each, levels - 1) for each in cast("list[Any]", nested)]
+    return {**held, **inner, **({"strict": False} if held.get("strict") not in (None, False) else {})}
 
 
 def _short(name: str, value: Any) -> Any:

@@ -161,6 +161,7 @@ class GRPO(GRPOOptions, Algorithm):
                     sampling=self.sampling_parameters,
                     run_id=self._log.run_id,
                     bridge=self.sampling.bridge,
+                    strict_tools=self.sampling.strict_tools,
                 )
                 await self._serving.begin(self._run)
                 await self._in_worker(self._load)

@@ -45,7 +45,7 @@ from agl_otel.algorithms.options import (
 from agl_otel.algorithms.run_folder import RunFolder
 from agl_otel.errors import SettingsError, UsageError
 from agl_otel.types import RolloutConfig, RolloutMode
-from agl_otel.types.resources import Bridging
+from agl_otel.types.resources import Bridging, StrictTools
 
 
 def require_lora(what: str = "lora_rank") -> None:
@@ -143,6 +143,9 @@ class Sampling:
     bridge: Bridging = "off"
     """How conversations go on after a reply. `off`: the chat template writes the reply again. `keep`: by its sampled tokens, thinking
     included, so that a conversation stays one sample. `drop`: so too, but where the template leaves out thinking (docs/bridging.md)."""
+    strict_tools: StrictTools = "keep"
+    """`drop`: the proxy sends an agent's tools without `strict`, by which some model servers hold a call's arguments to their schemas: such
+    tokens are not drawn from the model's own distribution, and not trained on (docs/training.md). Validation has the same."""
     seed_sampling: bool = True
     """Give every rollout a seed, which the proxy adds to each of its calls. With a model server that honours it (grpo/server.py does so
     bit for bit), a run is reproducible. False leaves sampling to the server."""

@@ -22,7 +22,7 @@ from agl_otel.errors import ModelServerError, UsageError
 from agl_otel.text import error_text
 from agl_otel.types import LLM, AttemptedRollout, NamedResources, ResourcesUpdate, Rollout, RolloutMode, RolloutQuery, is_trial
 from agl_otel.types.columns import Traces
-from agl_otel.types.resources import Bridging
+from agl_otel.types.resources import Bridging, StrictTools
 
 RESOURCE_NAME: Final = "main_llm"
 MODEL_NAME: Final = "policy"
@@ -140,6 +140,7 @@ class Serving:
         sampling: sampling parameters for agents.
         run_id: also the id of the resources.
         bridge: how conversations go on.
+        strict_tools: whether agents' tools are sent as strict ones.
     """
 
     def __init__(
@@ -151,11 +152,12 @@ class Serving:
         sampling: dict[str, Any],
         run_id: str,
         bridge: Bridging = "off",
+        strict_tools: StrictTools = "keep",
     ) -> None:
         self._store, self._session, self._url, self._run_id, self._sampling = store, session, url, run_id, sampling
-        self.resources: NamedResources = {
-            RESOURCE_NAME: LLM(endpoint=f"{url.rstrip('/')}/v1", model=MODEL_NAME, sampling_parameters=sampling, bridge=bridge)
-        }
+        endpoint = f"{url.rstrip('/')}/v1"
+        served = LLM(endpoint=endpoint, model=MODEL_NAME, sampling_parameters=sampling, bridge=bridge, strict_tools=strict_tools)
+        self.resources: NamedResources = {RESOURCE_NAME: served}
         self._current: ResourcesUpdate | None = None
         self._stored: ResourcesUpdate | None = None
         self._pushed: Path | None = None

@@ -60,14 +60,21 @@ from agl_otel.service.main import Serving, until_stopped
 from agl_otel.service.processes import Process, signal_group
 from agl_otel.settings import free_port
 from agl_otel.text import error_text
-from agl_otel.types.sampling import HONOURS_ALL
+from agl_otel.types.sampling import HONOURS_ALL, LENIENT
 from agl_otel_hook.conventions import HEADER_MODEL_VERSION, HEADER_SAMPLING
 
 START_SECONDS: Final = 600.0  # for reading a large model and compiling kernels
 STOP_SECONDS: Final = 30.0
 RELOAD_SECONDS: Final = 600.0
 OLDEST: Final = (0, 16)
-ENVIRONMENT: Final = {"VLLM_SERVER_DEV_MODE": "1", "VLLM_NO_USAGE_STATS": "1", "VLLM_ALLOW_RUNTIME_LORA_UPDATING": "1"}
+STRICT: Final = "VLLM_ENFORCE_STRICT_TOOL_CALLING"
+"""Whether vLLM holds the arguments of strict tools to their schemas, with tool_choice auto, too: by default from 0.24 on."""
+ENVIRONMENT: Final = {
+    "VLLM_SERVER_DEV_MODE": "1",
+    "VLLM_NO_USAGE_STATS": "1",
+    "VLLM_ALLOW_RUNTIME_LORA_UPDATING": "1",
+    STRICT: "0",  # the trainer assumes samples of the model's own distribution
+}
 LORA_RANKS: Final = (8, 16, 32, 64, 128, 256, 512)
 """The values of --max-lora-rank that all releases take."""
 SLEEP_LEVEL: Final = 1  # the weights go to the machine's memory, so that waking needs no file; 2 would discard them
@@ -126,6 +133,7 @@ class Front:
         weights: a folder with other initial weights.
         adapter_rank: the greatest rank of adapters that it takes; 0: it takes none.
         sleeps: whether it was started with --enable-sleep-mode.
+        strict: whether it enforces strict tools.
     """
 
     def __init__(
@@ -139,10 +147,12 @@ class Front:
         weights: Path | None = None,
         adapter_rank: int = 0,
         sleeps: bool = False,
+        strict: bool = False,
     ) -> None:
         self.process, self.url, self.version, self._name = process, url, version, name
         self._initial_weights = weights
         self._adapter_rank, self._sleeps = adapter_rank, sleeps
+        self.heeds = HONOURS_ALL if strict else LENIENT  # --generation-config vllm: it fills in nothing
         self._origin = Origin(model) if model is not None else None
         self._base_replaced = False
         self._current = name
@@ -299,7 +309,7 @@ class Front:
                 body = json.dumps({**content, "model": model} if is_ours else content).encode()
             async with self._session.request(request.method, self.url + request.path_qs, data=body, headers=headers) as answer:
                 response_headers = {name: value for name, value in answer.headers.items() if name.lower() not in _NOT_OURS}
-                told = {HEADER_MODEL_VERSION: version, HEADER_SAMPLING: HONOURS_ALL}  # --generation-config vllm: it fills in nothing
+                told = {HEADER_MODEL_VERSION: version, HEADER_SAMPLING: self.heeds}
                 response = web.StreamResponse(status=answer.status, headers={**response_headers, **told})
                 await response.prepare(request)
                 async for chunk in answer.content.iter_any():
@@ -405,6 +415,7 @@ def make_front(options: argparse.Namespace, more: Sequence[str]) -> Front:
         weights=Path(options.weights) if options.weights else None,
         adapter_rank=rank,
         sleeps=options.sleep,
+        strict=os.environ.get(STRICT, ENVIRONMENT[STRICT]).lower() in ("true", "1"),
     )
 
 

@@ -39,7 +39,7 @@ NOT_THE_POLICY: Final = {
     "--enable-prompt-embeds": "a prompt of embeddings has no token ids to train on",
     **dict.fromkeys(("--runner", "--task", "--convert"), "the policy generates text"),
     **dict.fromkeys(
-        ("--override-generation-config", "--logits-processors", "--logits-processor-pattern"),
+        ("--tool-strict-level", "--override-generation-config", "--logits-processors", "--logits-processor-pattern"),
         "the trainer assumes samples of the model's own distribution",
     ),
     "--max-logprobs": "the run asks for the log-prob of each sampled token",

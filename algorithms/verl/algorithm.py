@@ -41,7 +41,7 @@ from agl_otel.algorithms.verl.spec import ROLLOUT_SECONDS, Spec, sink_step
 from agl_otel.errors import AglError, DataError, SettingsError, UsageError
 from agl_otel.service.processes import Process
 from agl_otel.types import RUN_LABEL, Dataset, RolloutConfig, TrainingStep
-from agl_otel.types.resources import Bridging
+from agl_otel.types.resources import Bridging, StrictTools
 
 POLL_SECONDS: Final = 0.5  # between two reads of the metrics
 STOP_SECONDS: Final = 30.0  # for Ray to end its processes
@@ -86,6 +86,7 @@ class VERL(Algorithm):
         reward_name: dimension of the reward; None: the primary one.
         by_call: make each model call a separate sample, instead of merging calls that continue each other.
         bridge: "keep" and "drop" continue conversations by their sampled tokens, so that they stay one sample (docs/bridging.md).
+        strict_tools: "drop" sends agents' tools without `strict`, so that no model server constrains their arguments.
         rollout_config: retries and time limits of rollouts; None: 1200 seconds, and a retry where the runner was lost.
         step_timeout_seconds: rollouts of a step that have not finished by then are cancelled, left out and counted.
         ratio_error_limit: verl's probability of each token before a step's update is compared with the one captured during sampling. The
@@ -115,6 +116,7 @@ class VERL(Algorithm):
         reward_name: Annotated[str | None, Field(min_length=1, description="rewards are found by their dimension's name")] = None,
         by_call: bool | None = None,
         bridge: Bridging = "off",
+        strict_tools: StrictTools = "keep",
         rollout_config: RolloutConfig | None = None,
         step_timeout_seconds: StepTimeout | None = None,
         ratio_error_limit: RatioErrorLimit | None = 0.1,
@@ -141,6 +143,7 @@ class VERL(Algorithm):
         self.run_dir = run_dir
         self.seed = seed
         self.bridge: Bridging = bridge
+        self.strict_tools: StrictTools = strict_tools
         self.rollout_config = rollout_config if rollout_config is not None else retry_lost_runner(ROLLOUT_SECONDS)
         self.step_timeout_seconds = step_timeout_seconds
         self.ratio_error_limit = ratio_error_limit
@@ -169,6 +172,7 @@ class VERL(Algorithm):
             **of_model,
             "rules": asdict(self.rules),
             "bridge": self.bridge,
+            "strict_tools": self.strict_tools,
             "train": digest_of(list(train)),
             "val": digest_of(list(val)),
         }
@@ -277,6 +281,7 @@ class VERL(Algorithm):
             reports_version=on_cpu(self.config),
             seed=self.seed,
             bridge=self.bridge,
+            strict_tools=self.strict_tools,
             rollout_config=self.rollout_config.model_dump(),
             step_seconds=self.step_timeout_seconds,
             ratio_error_limit=self.ratio_error_limit,

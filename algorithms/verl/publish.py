@@ -15,7 +15,6 @@ from agl_otel.net.tls import connector
 from agl_otel.store import Store
 from agl_otel.text import error_text
 from agl_otel.types import LLM, NamedResources, RolloutMode
-from agl_otel.types.resources import Bridging
 from agl_otel.types.sampling import all_parameters
 
 TIMEOUT_SECONDS: Final = 30.0
@@ -40,7 +39,8 @@ class Publisher:
             model = await _served_model(session, addresses[0], key)
             versions: dict[RolloutMode, int] = {}
             for mode, sampling in self.sampling.items():
-                served, own_id = resources(addresses, model, sampling, key, self.spec.bridge), self.spec.resources_id(mode)
+                of_calls = {"bridge": self.spec.bridge, "strict_tools": self.spec.strict_tools}
+                served, own_id = resources(addresses, model, sampling, key, **of_calls), self.spec.resources_id(mode)
                 update = await self.store.publish(served, resources_id=own_id, aside=True)
                 versions[mode] = update.version
             if not self.spec.reports_version:
@@ -50,11 +50,14 @@ class Publisher:
         return str(versions["train"])
 
 
-def resources(addresses: Sequence[str], model: str, sampling: dict[str, Any], key: str = "", bridge: Bridging = "off") -> NamedResources:
-    """Create the resources: `main_llm` and one for each further replica. The proxy pools LLMs that serve the same model."""
+def resources(addresses: Sequence[str], model: str, sampling: dict[str, Any], key: str = "", **of_calls: Any) -> NamedResources:
+    """Create the resources: `main_llm` and one for each further replica. The proxy pools LLMs that serve the same model.
+
+    `of_calls`: LLM's `bridge` and `strict_tools`.
+    """
     names = [RESOURCE_NAME, *(f"{RESOURCE_NAME}_{number}" for number in range(2, len(addresses) + 1))]
     return {
-        name: LLM(endpoint=f"http://{address}/v1", model=model, api_key=key or None, sampling_parameters=sampling, bridge=bridge)
+        name: LLM(endpoint=f"http://{address}/v1", model=model, api_key=key or None, sampling_parameters=sampling, **of_calls)
         for name, address in zip(names, addresses, strict=True)
     }
 

@@ -12,7 +12,7 @@ from agl_otel.algorithms.run_log import flat
 from agl_otel.algorithms.utils import retry_lost_runner
 from agl_otel.algorithms.verl.samples import Counts, Rules
 from agl_otel.types import RolloutConfig, RolloutMode, TrainingStep
-from agl_otel.types.resources import Bridging
+from agl_otel.types.resources import Bridging, StrictTools
 
 SECTION: Final = "agl_otel"
 RESOURCE_NAME: Final = "main_llm"
@@ -37,6 +37,8 @@ class Spec:
     seed: int | None = None
     """Seed of the rollouts' sampling; None: random."""
     bridge: Bridging = "off"
+    """VERL's option."""
+    strict_tools: StrictTools = "keep"
     """VERL's option."""
     rollout_config: dict[str, Any] = field(default_factory=lambda: retry_lost_runner(ROLLOUT_SECONDS).model_dump())
     step_seconds: float | None = None

@@ -72,25 +72,24 @@ class Framework:
         return self.program.endswith(".sh")
 
 
-_STRICT: Final = ("strict_tools",)
 FRAMEWORKS: Final = (
     Framework(
         "openai",
         "OpenAI SDK",
         "openai",
         (
-            Play("chat", untrainable=_STRICT),
-            Play("chat-stream", streamed=True, untrainable=_STRICT),
-            Play("chat-async", untrainable=_STRICT),
-            Play("chat-async-stream", streamed=True, untrainable=_STRICT),
+            Play("chat"),
+            Play("chat-stream", streamed=True),
+            Play("chat-async"),
+            Play("chat-async-stream", streamed=True),
             # Other messages are sent back than the model's: no call goes on from another.
-            Play("chat-edited", trajectories=3, breaks=("history_edited",), untrainable=_STRICT),
-            Play("responses", "responses", untrainable=_STRICT),
-            Play("responses-stream", "responses", streamed=True, untrainable=_STRICT),
-            Play("responses-async", "responses", untrainable=_STRICT),
+            Play("chat-edited", trajectories=3, breaks=("history_edited",)),
+            Play("responses", "responses"),
+            Play("responses-stream", "responses", streamed=True),
+            Play("responses-async", "responses"),
         ),
         "opentelemetry-instrumentation-openai",
-        "the agent's tool is strict.",
+        "the agent's tool is `strict`.",
     ),
     Framework(
         "httpx",
@@ -125,27 +124,27 @@ FRAMEWORKS: Final = (
         "openai-agents",
         "openai-agents",
         (
-            Play("chat", untrainable=_STRICT),
-            Play("chat-stream", streamed=True, untrainable=_STRICT),
+            Play("chat"),
+            Play("chat-stream", streamed=True),
             Play("mcp"),
-            Play("responses", "responses", untrainable=_STRICT),
-            Play("responses-stream", "responses", streamed=True, untrainable=_STRICT),
+            Play("responses", "responses"),
+            Play("responses-stream", "responses", streamed=True),
         ),
         "opentelemetry-instrumentation-openai-agents, -openai",
-        "tools are strict by default; `function_tool(strict_mode=False)` makes them trainable, as those of MCP servers are.",
+        "tools are `strict` by default, but those of MCP servers.",
     ),
     Framework(
         "pydantic_ai",
         "pydantic-ai",
         "pydantic-ai-slim",
         (
-            Play("sync", untrainable=_STRICT),
-            Play("async", untrainable=_STRICT),
-            Play("stream", streamed=True, untrainable=_STRICT),
-            Play("responses", "responses", untrainable=_STRICT),
+            Play("sync"),
+            Play("async"),
+            Play("stream", streamed=True),
+            Play("responses", "responses"),
         ),
         "itself, opentelemetry-instrumentation-openai",
-        "tools are strict by default; `tool_plain(strict=False)` makes them trainable.",
+        "tools are `strict` by default.",
     ),
     Framework(
         "smolagents",
@@ -186,9 +185,9 @@ FRAMEWORKS: Final = (
         "crewai",
         "CrewAI",
         "crewai",
-        (Play("run", untrainable=_STRICT), Play("stream", streamed=True, untrainable=_STRICT)),
+        (Play("run"), Play("stream", streamed=True)),
         "opentelemetry-instrumentation-crewai, -openai",
-        "it makes its tools strict.",
+        "it makes its tools `strict`.",
     ),
     Framework(
         "llama_index",

@@ -8,7 +8,7 @@ from typing import Any
 
 from aiohttp import web
 
-from agl_otel.types.sampling import HONOURS_ALL
+from agl_otel.types.sampling import LENIENT
 from agl_otel_hook import conventions
 from tests.matrix.script import Message, Reply, Request, Sampled, riddle, sample
 from tests.matrix.wire import PROTOCOLS, Json, Protocol
@@ -76,7 +76,7 @@ class ScriptedModel:
         parts = request.headers.get("traceparent", "").split("-")
         span_id = parts[2] if len(parts) == 4 else ""
         self.served.append(Served(span_id, protocol.path, bool(body.get("stream")), asked.cities, sampled, answer_id))
-        headers = {conventions.HEADER_MODEL_VERSION: VERSION, conventions.HEADER_SAMPLING: HONOURS_ALL}
+        headers = {conventions.HEADER_MODEL_VERSION: VERSION, conventions.HEADER_SAMPLING: LENIENT}
         if not body.get("stream"):
             return web.json_response(protocol.whole(sampled, answer_id, body), headers=headers)
         response = web.StreamResponse(headers={**headers, "content-type": "text/event-stream"})

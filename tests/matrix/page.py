@@ -36,8 +36,9 @@ log-probs only beside a text ([model-servers.md](model-servers.md#vllm-and-sglan
   for the trajectories.
 - **trajectories**: per rollout; 1 means that all calls merged, because every prompt continued the previous call.
 - **trainable**: calls that GRPO takes (`sampling_policy = "correct"`) at temperature 1; **refused by**: the fields of
-  [sampling](training.md#sampling) for which it refuses the others. The scripted model says which fields it heeds (`agl-sampling`);
-  of a server that does not, fields are unknown that a protocol cannot name, as `min_p` in Messages, and its calls are refused by them.
+  [sampling](training.md#sampling) for which it refuses the others. The scripted model says which fields it heeds (`agl-sampling`), as
+  the vLLM of a run does: all but `strict` of tools, for which other servers need `strict_tools = "drop"`. Of a server that
+  does not, fields are unknown that a protocol cannot name, as `min_p` in Messages, and its calls are refused by them.
 - **verdict**: of every attempt. **as expected**: all of this, no span without ids or with those of another rollout, and a correct answer.
 
 """

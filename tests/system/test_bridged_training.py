@@ -14,6 +14,20 @@ pytest.importorskip("torch", reason="needs the [train] extra")
 pytestmark = [pytest.mark.full, pytest.mark.timeout(600)]
 
 
+def test_each_split_of_a_conversation_names_the_bridge_that_was_refused(tmp_path: Path, tiny_policy: Path) -> None:
+    from tests.bridged_job import make_job
+
+    job = make_job(tmp_path, tiny_policy, "keep", prompts_per_step=1, group_size=2, max_steps=1)
+    agent = tmp_path / "agent.py"
+    agent.write_text(agent.read_text().replace('"content": said[-1]', '"content": said[-1], "reasoning_content": "its own"'))
+    run = tmp_path / "run"
+    with pytest.raises(SystemExit) as ended:
+        main(["train", str(job), "--run-dir", str(run), "--data-dir", str(tmp_path / "data")])
+    assert ended.value.code == 0
+    (step,) = map(json.loads, (run / "metrics.jsonl").read_text().splitlines())
+    assert set(step["breaks"]) == {"unbridged_edited"}, step["breaks"]
+
+
 def test_a_bridged_conversation_is_one_sample(tmp_path: Path, tiny_policy: Path) -> None:
     from tests.bridged_job import QUESTIONS, make_job
 

@@ -51,8 +51,8 @@ async def _check_differences_are_reported(on: matrix.Ground, play: Play) -> None
         assert words in " ".join(result(play, asked, traces, spans, [served[0], other, served[2]]).problems)
     elsewhere = [dataclasses.replace(answer, cities=("A1", "B1")) for answer in served]
     assert "not trained on as sampled" in " ".join(result(play, asked, traces, spans, elsewhere).problems)
-    plain = dataclasses.replace(play, untrainable=())
-    assert "refused by {'strict_tools': 3}" in " ".join(result(plain, asked, traces, spans, served).problems)
+    refusing = dataclasses.replace(play, untrainable=("strict_tools",))
+    assert "training takes 3 calls, refused by {}" in " ".join(result(refusing, asked, traces, spans, served).problems)
     lost = [span.model_copy(update={"rollout_id": "", "attempt_id": ""}) for span in spans]
     assert "under no rollout" in " ".join(result(play, asked, traces, lost, served).problems)
 

@@ -10,13 +10,17 @@ from multidict import CIMultiDict
 
 from agl_otel.errors import UsageError
 from agl_otel.proxy.agent import RequestAgent
-from agl_otel.proxy.google.answer import Stream, error, whole
-from agl_otel.proxy.google.request import chat_request
+from agl_otel.proxy.answer import error_response
+from agl_otel.proxy.google.answer import Stream, count, error, whole
+from agl_otel.proxy.google.request import chat_request, tokenize_request
 from agl_otel.proxy.reply import Events, data_of, encoded, parse_object, payload_of
 
 WHOLE: Final = "generateContent"
 STREAMED: Final = "streamGenerateContent"
+COUNTED: Final = "countTokens"
 KEY_HEADER: Final = "x-goog-api-key"
+KEY_QUERY: Final = "key"
+_WITHOUT_TOKENIZE: Final = frozenset({200, 400, 404, 405, 422, 501})
 _JSON: Final = "application/json"
 _STREAM: Final = "text/event-stream"
 
@@ -30,8 +34,10 @@ class GoogleAgent(RequestAgent):
     def __init__(self, request: web.Request) -> None:
         super().__init__(request, _headers(request))
         self._model, method = request.match_info["model"], request.match_info["method"]
-        if method not in (WHOLE, STREAMED):
-            raise UsageError(f"the proxy has no :{method[:100]} of models: it has :{WHOLE} and :{STREAMED}?alt=sse")
+        if method not in (WHOLE, STREAMED, COUNTED):
+            raise UsageError(f"the proxy has no :{method[:100]} of models: it has :{WHOLE}, :{STREAMED}?alt=sse and :{COUNTED}")
+        self.counts = method == COUNTED
+        """Whether it asks for the number of tokens alone: then its body is a request to /tokenize."""
         self._streamed = method == STREAMED
         if self._streamed and request.query.get("alt") != "sse":
             raise UsageError(f":{STREAMED} answers with server-sent events: add ?alt=sse to its path")
@@ -39,10 +45,12 @@ class GoogleAgent(RequestAgent):
         self._answer: tuple[int, Mapping[str, str], bytearray] | None = None
 
     async def body(self) -> bytes:
-        """Return the request as one of chat/completions. Raises UsageError."""
+        """Return the request as one of chat/completions, or of /tokenize. Raises UsageError."""
         asked = parse_object(await super().body())
         if asked is None:
             raise UsageError(f"the body of {self.path} must be a JSON object")
+        if self.counts:
+            return encoded(tokenize_request(self._model, asked))
         return encoded(chat_request(self._model, asked, streamed=self._streamed))
 
     async def answer(self, status: int, headers: Mapping[str, str], body: bytes) -> None:
@@ -96,9 +104,10 @@ def _translated(event: bytes, stream: Stream) -> bytes:
 
 
 def _headers(request: web.Request) -> CIMultiDict[str]:
-    """Return the headers as those of OpenAI's clients: the key is a bearer token."""
+    """Return the headers as those of OpenAI's clients: the key, which Google's send in a header or in the query, is a bearer token."""
     headers = CIMultiDict((name, value) for name, value in request.headers.items() if not name.lower().startswith("x-goog-"))
-    if (key := request.headers.get(KEY_HEADER)) and "authorization" not in headers:
+    key = request.headers.get(KEY_HEADER) or request.query.get(KEY_QUERY)
+    if key and "authorization" not in headers:
         headers["authorization"] = f"Bearer {key}"
     return headers
 
@@ -107,6 +116,18 @@ def _typed(headers: Mapping[str, str], kind: str) -> CIMultiDict[str]:
     held = CIMultiDict(headers)
     held["content-type"] = kind
     return held
+
+
+def counted(tokenized: web.Response) -> web.Response:
+    """Return the answer to countTokens by that of /tokenize."""
+    assert isinstance(tokenized.body, bytes), "it is a text"
+    answered = count(tokenized.body) if tokenized.status == 200 else None
+    if answered is not None:
+        return web.json_response(answered)
+    if tokenized.status not in _WITHOUT_TOKENIZE:
+        return as_google(tokenized)
+    why = f"the model server has no /tokenize that renders messages (its status: {tokenized.status}), by which tokens are counted"
+    return as_google(error_response(501, why, "no_tokenize"))
 
 
 def as_google(refused: web.Response) -> web.Response:

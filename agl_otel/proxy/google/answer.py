@@ -34,6 +34,12 @@ def error(status: int, body: bytes) -> Json:
     return {"error": {"code": status, "message": message, "status": _STATUS.get(status, "INTERNAL")}}
 
 
+def count(tokenized: bytes) -> Json | None:
+    """Return the answer to countTokens by a body of /tokenize; None if that counts nothing."""
+    found = integer((parse_object(tokenized) or {}).get("count"))
+    return None if found is None else {"totalTokens": found}
+
+
 def whole(payload: Json) -> Json:
     """Return a whole answer."""
     reply = Reply()

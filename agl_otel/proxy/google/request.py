@@ -32,6 +32,7 @@ _DECLARATION: Final = frozenset({"name", "description", "parameters", "parameter
 _OUTPUT: Final = frozenset({"response", "responseJsonSchema"})
 """What a function returns: chat/completions tells the model of its parameters only."""
 _CHOICE: Final = {"AUTO": "auto", "ANY": "required", "NONE": "none", "VALIDATED": "auto", "MODE_UNSPECIFIED": "auto"}
+"""VALIDATED is text or calls whose arguments are held to their schemas: with `strict`, which servers that enforce it heed."""
 _EFFORTS: Final = ("minimal", "low", "medium", "high")
 _UNSPECIFIED: Final = "thinking_level_unspecified"
 _BUDGET: Final = "thinking_budget"
@@ -51,10 +52,22 @@ def chat_request(model: str, asked: Json, *, streamed: bool) -> Json:
     if config.get("responseModalities", []) not in ([], ["TEXT"]):
         raise UsageError('responseModalities must be ["TEXT"]: chat/completions answers with text')
     tools = [_tool(each) for tool in objects(given.get("tools"), "tools") for each in _declarations(tool)]
-    choice = _tool_choice(given.get("toolConfig"), {tool["function"]["name"] for tool in tools})
+    mode, choice = _tool_choice(given.get("toolConfig"), {tool["function"]["name"] for tool in tools})
+    if mode == "VALIDATED":
+        tools = [{**tool, "function": {**tool["function"], "strict": True}} for tool in tools]
     if tools:
         held |= {"tools": tools, **choice}
     return held | ({"stream": True, "stream_options": {"include_usage": True}} if streamed else {})
+
+
+def tokenize_request(model: str, asked: Json) -> Json:
+    """Return the request to /tokenize for one of countTokens. Raises UsageError."""
+    given = fields(asked, "the request", {"generateContentRequest", *_TRANSLATED, "model"})
+    whole = given.pop("generateContentRequest", None)
+    if whole is not None and given.keys() & _TRANSLATED:
+        raise UsageError(f"send generateContentRequest or {min(given.keys() & _TRANSLATED)}, not both")
+    chat = chat_request(model, given if whole is None else instance(whole, dict, "generateContentRequest"), streamed=False)
+    return {name: chat[name] for name in ("model", "messages", "tools") if name in chat} | {"add_generation_prompt": True}
 
 
 def _declarations(tool: Json) -> list[Json]:
@@ -92,8 +105,8 @@ def _in_lower_case(schema: Any) -> Any:
     return held | ({"type": held["type"].lower()} if isinstance(held.get("type"), str) else {})
 
 
-def _tool_choice(given: Any, names: set[str]) -> Json:
-    """Return which of the tools with these names must be called."""
+def _tool_choice(given: Any, names: set[str]) -> tuple[str, Json]:
+    """Return Google's mode, and which of the tools with these names must be called."""
     held = fields(given, "toolConfig", {"functionCallingConfig"}).get("functionCallingConfig")
     config = fields(held, "functionCallingConfig", {"mode", "allowedFunctionNames"})
     mode, allowed = config.get("mode", "AUTO"), instance(config.get("allowedFunctionNames", []), list, "allowedFunctionNames")
@@ -101,13 +114,13 @@ def _tool_choice(given: Any, names: set[str]) -> Json:
         raise UsageError(f"the mode of functionCallingConfig is one of {', '.join(_CHOICE)}, not {mode!r:.100}")
     only = {instance(each, str, "each of allowedFunctionNames") for each in cast("list[Any]", allowed)}
     if mode == "ANY" and len(only) == 1:
-        return {"tool_choice": {"type": "function", "function": {"name": only.pop()}}}
+        return mode, {"tool_choice": {"type": "function", "function": {"name": only.pop()}}}
     if only and not (mode in ("ANY", "VALIDATED") and only >= names):
         raise UsageError(
             "allowedFunctionNames cannot be translated: chat/completions requires one function, or any of all; with mode ANY allow one, or "
             "declare only those that are allowed"
         )
-    return {"tool_choice": _CHOICE[mode]} if config else {}
+    return mode, {"tool_choice": _CHOICE[mode]} if config else {}
 
 
 def _format(config: Json) -> Json:

@@ -23,11 +23,12 @@ from agl_otel.algorithms.grpo import serving as module_of_serving
 from agl_otel.algorithms.grpo.algorithm import GRPO
 from agl_otel.algorithms.grpo.options import Sampling
 from agl_otel.algorithms.grpo.serving import ServerWeights, Serving, check_context, server_weights
-from agl_otel.algorithms.grpo.vllm import Front, make_front, tool_parser
+from agl_otel.algorithms.grpo.vllm import STRICT, Front, make_front, tool_parser
 from agl_otel.algorithms.model_files import ADAPTER_CONFIG, ADAPTER_FILE, WEIGHTS_FILE
 from agl_otel.errors import ModelServerError, SettingsError, UsageError
 from agl_otel.store import LightningStore
-from agl_otel_hook.conventions import HEADER_MODEL_VERSION
+from agl_otel.types.sampling import heeded
+from agl_otel_hook.conventions import HEADER_MODEL_VERSION, HEADER_SAMPLING
 from tests.contract.algorithms.test_model_ports import serving
 from tests.contract.collector.stack import until
 
@@ -63,6 +64,7 @@ class Served:
         body = {**({"model": model} if model else {}), "messages": [{"role": "user", "content": text}]}
         async with self.session.post(f"{self.url}/v1/chat/completions", json=body) as answer:
             assert answer.status == 200, await answer.text()
+            assert answer.headers[HEADER_SAMPLING] == self.front.heeds
             return answer.headers[HEADER_MODEL_VERSION], (await answer.json())["choices"][0]["message"]["content"]
 
     async def waiting(self) -> asyncio.Task[tuple[str, str]]:
@@ -296,6 +298,18 @@ def options_of(model: Path) -> argparse.Namespace:
     return argparse.Namespace(
         model=str(model), weights=None, version="1", name="policy", seed=0, vllm=sys.executable, log="log", lora_rank=None, sleep=False
     )
+
+
+@pytest.mark.parametrize(("set_to", "said"), [(None, "*, -strict_tools"), ("0", "*, -strict_tools"), ("True", "*"), ("1", "*")])
+def test_vllm_enforces_no_strict_tools_and_the_front_says_what_it_does(
+    monkeypatch: pytest.MonkeyPatch, tmp_path: Path, set_to: str | None, said: str
+) -> None:
+    monkeypatch.delenv(STRICT, raising=False)
+    if set_to is not None:
+        monkeypatch.setenv(STRICT, set_to)
+    front = make_front(options_of(tmp_path), [])
+    assert heeded(front.heeds) == frozenset(said.split(", "))
+    assert front.process.env.get(STRICT) == (set_to or "0")
 
 
 def test_a_tool_parser_that_is_given_stays(tmp_path: Path) -> None:

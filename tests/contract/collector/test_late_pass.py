@@ -417,6 +417,20 @@ async def test_an_evaluation_waits_for_the_span_of_its_call(late_store: LateStor
     assert (await late_store.run())["logs"] == 0 and len(evaluated(late_store)) == 2, "what has ids keeps them"
 
 
+async def test_an_evaluation_that_came_long_before_its_call_is_joined_with_it(late_store: LateStore) -> None:
+    """An exporter that could not send for an hour, and a judge that could."""
+    evaluate(late_store, "r", "other", age=20)
+    assert (await late_store.run())["logs"] == 0
+    late_store.clock.advance(3600)
+    await late_store.run()
+    await late_store.store([answered(1, "r", "ro-1", 3600, columns={"ReceivedAt": f"{late_store.clock.now:.3f}"})])
+    late_store.clock.advance(5)
+    assert (await late_store.run())["logs"] == 1
+    assert evaluated(late_store) == [["0", "ro-1", "at-1"]]
+    late_store.clock.advance(5)
+    assert (await late_store.run())["logs"] == 0, "once"
+
+
 @pytest.mark.parametrize("refused", [False, True])
 async def test_an_evaluation_waits_while_the_latest_call_has_no_ids(refused: bool, late_store: LateStore, queue: LocalQueue) -> None:
     latest = answered(2, "r", age=50)

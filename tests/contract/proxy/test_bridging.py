@@ -11,8 +11,9 @@ from typing import Any
 
 import pytest
 
-from agl_otel.proxy.bridge import FORMS, UNBRIDGED
+from agl_otel.proxy.bridge import FORMS
 from agl_otel.proxy.upstream import FixedUpstreams, Upstream
+from agl_otel.types.bridges import UNBRIDGED
 from agl_otel_hook import conventions
 from tests.contract.proxy.stand import Stand, ask, proxy
 from tests.otlp_receiver import OtlpReceiver

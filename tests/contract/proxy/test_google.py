@@ -15,6 +15,7 @@ from agl_otel_hook import conventions
 from tests.contract.proxy.stand import KEY, SCOPE, Stand, proxy
 from tests.model_server import ModelServer
 from tests.otlp_receiver import OtlpReceiver
+from tests.thinking_server import ThinkingServer
 
 ASKED: dict[str, Any] = {
     "contents": [{"role": "user", "parts": [{"text": "hello"}]}],
@@ -25,12 +26,14 @@ ASKED: dict[str, Any] = {
 DECLARED = {"name": "f", "description": "d", "parameters": {"type": "OBJECT", "properties": {"x": {"type": "STRING"}}}}
 
 
-async def ask(stand: Stand, body: Any, *, streamed: bool = False, key: str = "dummy") -> tuple[int, Any]:
+async def ask(stand: Stand, body: Any, *, streamed: bool = False, key: str = "dummy", in_query: bool = False) -> tuple[int, Any]:
     """Ask as Google's SDKs do; return status and answer, of a stream its events."""
-    method = "streamGenerateContent?alt=sse" if streamed else "generateContent"
+    method = "streamGenerateContent" if streamed else "generateContent"
+    query = ({"alt": "sse"} if streamed else {}) | ({"key": key} if in_query else {})
+    headers = {} if in_query else {"x-goog-api-key": key}
     async with (
         aiohttp.ClientSession() as session,
-        session.post(f"{stand.url}{SCOPE}/v1beta/models/any/gem:{method}", json=body, headers={"x-goog-api-key": key}) as answer,
+        session.post(f"{stand.url}{SCOPE}/v1beta/models/any/gem:{method}", json=body, headers=headers, params=query) as answer,
     ):
         text = await answer.text()
         is_stream = answer.content_type == "text/event-stream"
@@ -139,7 +142,9 @@ async def test_a_stream_that_breaks_off_does_not_look_whole(stand: Stand, model:
         ("any:generateContent", {"contents": [{"parts": [{"inlineData": {"mimeType": "audio/wav"}}]}]}, "not 'audio/wav'"),
         ("any:generateContent", {"contents": "x", "toolConfig": {"functionCallingConfig": {"mode": ["ANY"]}}}, "not ['ANY']"),
         ("any:streamGenerateContent", {"contents": "x"}, "add ?alt=sse"),
-        ("any:countTokens", {"contents": "x"}, "has no :countTokens"),
+        ("any:embedContent", {"content": "x"}, "has no :embedContent"),
+        ("any:countTokens", {"contents": "x", "cachedContent": "c"}, "cachedContent"),
+        ("any:countTokens", {"contents": "x", "generateContentRequest": {"contents": "y"}}, "not both"),
     ],
 )
 async def test_what_cannot_be_asked_of_a_model_server_is_refused(stand: Stand, model: ModelServer, path: str, body: Any, why: str) -> None:
@@ -154,3 +159,47 @@ async def test_the_key_of_an_attempt_is_taken_from_googles_header(receiver: Otlp
         assert status == 401 and answer["error"]["status"] == "UNAUTHENTICATED"
         status, _ = await ask(stand, ASKED, key=attempt_key("secret", *KEY))
         assert status == 200 and "secret" not in str(model.headers[0]) and "authorization" not in model.headers[0]
+
+
+async def test_the_key_of_an_attempt_is_taken_from_the_path_and_kept_nowhere(
+    receiver: OtlpReceiver, model: ModelServer, caplog: pytest.LogCaptureFixture
+) -> None:
+    caplog.set_level("DEBUG")
+    key = attempt_key("secret", *KEY)
+    async with proxy(receiver, FixedUpstreams(Upstream(model.url, "served")), token="secret") as stand:
+        assert (await ask(stand, ASKED, key="wrong", in_query=True))[0] == 401
+        for streamed in (False, True):
+            assert (await ask(stand, ASKED, streamed=streamed, key=key, in_query=True))[0] == 200
+        assert (await stand.post(f"{SCOPE}/v1/chat/completions?key={key}", {"messages": []}))[0] == 401, "Google's protocol only"
+        spans = await stand.calls()
+    assert len(spans) == 2 and key not in str([vars(span) for span in spans])
+    assert key not in str(model.headers) and key not in caplog.text and key not in str(model.requests)
+
+
+async def test_tokens_are_counted_as_the_model_servers_template_writes_them(receiver: OtlpReceiver) -> None:
+    asked = {**ASKED, "tools": [{"functionDeclarations": [DECLARED]}]}
+    async with ThinkingServer() as server, proxy(receiver, FixedUpstreams(Upstream(server.url, "policy"))) as stand:
+        path = f"{SCOPE}/v1beta/models/gem:countTokens"
+        status, whole, _ = await stand.post(path, {"generateContentRequest": {"model": "models/gem", **asked}})
+        status_alone, alone, _ = await stand.post(path, {"contents": asked["contents"]})
+        await ask(stand, asked)
+        assert len(await stand.calls()) == 1, "no model call"
+    messages = [{"role": "system", "content": "be\nkind"}, {"role": "user", "content": "hello"}]
+    assert (status, status_alone) == (200, 200)
+    assert whole == {"totalTokens": len(server.sampled[0][0])}
+    assert alone == {"totalTokens": len(server.render(messages[1:]))}
+
+
+async def test_tokens_that_no_server_counts_are_an_error_of_googles(stand: Stand) -> None:
+    status, answer, _ = await stand.post(f"{SCOPE}/v1beta/models/gem:countTokens", {"contents": "x"})
+    assert status == 501 and answer["error"]["status"] == "UNIMPLEMENTED" and "/tokenize" in answer["error"]["message"]
+
+
+async def test_validated_calls_are_held_to_their_schemas_and_recorded_so(stand: Stand, model: ModelServer) -> None:
+    mode = {"toolConfig": {"functionCallingConfig": {"mode": "VALIDATED"}}}
+    assert (await ask(stand, {**ASKED, **mode, "tools": [{"functionDeclarations": [DECLARED]}]}))[0] == 200
+    (sent,) = model.requests
+    assert sent["tool_choice"] == "auto" and sent["tools"][0]["function"]["strict"] is True
+    (span,) = await stand.calls()
+    contract = Contract.loads(str(span.attributes[conventions.LLM_SAMPLING]))
+    assert contract is not None and contract.agent["strict_tools"] is True and "strict_tools" in contract.differing({})

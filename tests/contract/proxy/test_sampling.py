@@ -180,6 +180,20 @@ def answer_at(scale: float) -> dict[str, Any]:
     return {"id": "x", "model": "m", "prompt_token_ids": [1, 2], "choices": [choice]}
 
 
+@pytest.mark.parametrize("drop", [False, True])
+async def test_tools_are_sent_without_strict_where_the_resource_says_so(receiver: OtlpReceiver, model: ModelServer, drop: bool) -> None:
+    function = {"name": "f", "strict": True, "parameters": {"type": "object", "properties": {}}}
+    upstream = Upstream(model.url, "m", sampling=all_parameters(1.0, 5), strict_tools="drop" if drop else "keep")
+    async with proxy(receiver, FixedUpstreams(upstream)) as stand:
+        await asked(stand, tools=[{"type": "function", "function": function}])
+        await asked(stand)
+        strict, plain = (Contract.loads(str(span.attributes[conventions.LLM_SAMPLING])) for span in await stand.calls())
+    assert model.requests[0]["tools"] == [{"type": "function", "function": {**function, "strict": not drop}}]
+    assert strict is not None and plain is not None and plain.notes({}) == []
+    assert strict.differing(NEUTRAL) == (() if drop else ("strict_tools", "logprobs"))
+    assert strict.notes({}) == ["replaced strict_tools" if drop else "own strict_tools"]
+
+
 @pytest.mark.parametrize(("mode", "probes"), [("processed", [1.0, 2.0]), ("raw", [1.0, 2.0]), ("", [1.0, 2.0]), ("said", [])])
 async def test_log_probs_of_a_server_that_says_nothing_are_probed_once(receiver: OtlpReceiver, mode: str, probes: list[float]) -> None:
     asked_for, probed = list[float](), asyncio.Event()

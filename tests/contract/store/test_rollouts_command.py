@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import os
+import time
 from dataclasses import dataclass
 from pathlib import Path
 
@@ -13,11 +14,12 @@ import pytest
 from agl_otel.cli import main
 from agl_otel.queue.client import RolloutUpdate
 from agl_otel.store import LightningStore
-from agl_otel.types import AttemptedRollout, RolloutConfig
+from agl_otel.types import AttemptedRollout, Event, RolloutConfig
 from agl_otel_hook import conventions
 from tests.contract.collector.otlp import request_of, span
 from tests.contract.store.test_export import call_of, span_of
 
+EVALUATED = {conventions.EVALUATION_LABEL: "so-so"}
 CONFIGS = {
     "timeout": RolloutConfig(timeout_seconds=0.01),
     "unresponsive": RolloutConfig(unresponsive_seconds=0.01),
@@ -34,6 +36,23 @@ async def over(request: pytest.FixtureRequest, store: LightningStore) -> Attempt
         await store.queue.update_rollouts([RolloutUpdate(rollout_id=begun.rollout_id, status="cancelled")])
     await store.wait([begun.rollout_id])
     return begun
+
+
+@pytest.fixture
+async def evaluated(store: LightningStore, begun: AttemptedRollout) -> AttemptedRollout:
+    made = span_of(begun.rollout_id, begun.attempt.attempt_id, 1, "chat", {"gen_ai.conversation.id": "c-1"})
+    event = Event(name=conventions.EVALUATION, attributes=EVALUATED, timestamp=time.time())
+    await store.add_many_spans([made.model_copy(update={"events": [event]})])
+    return begun
+
+
+def test_conversations_and_unread_labels_of_an_attempt_are_shown(
+    store: LightningStore, evaluated: AttemptedRollout, capsys: pytest.CaptureFixture[str]
+) -> None:
+    with pytest.raises(SystemExit):
+        main(["rollouts", "show", evaluated.rollout_id, "--store", store._source.address()])  # pyright: ignore[reportPrivateUsage]
+    shown = capsys.readouterr().out
+    assert "conversation c-1\n" in shown and "whose labels are no number: 1 × 'so-so'\n" in shown
 
 
 def test_the_verdict_of_an_attempt_that_has_no_end_is_shown(

@@ -176,6 +176,31 @@ async def test_a_label_that_stands_for_no_number_is_counted_and_no_reward(engine
     assert await rewards(reader) == (0.5, [("correct", 0.5)])
     (figures,) = await reader.figures([attempt()])
     assert figures.unread_labels == {"meh": 2, "so-so": 1}
+    assert figures.notes == ["evaluations without a score, whose labels are no number: 2 × 'meh', 1 × 'so-so'"]
+
+
+async def test_an_attempt_of_records_alone_has_their_reward(engine: TraceStore, reader: TraceReader) -> None:
+    insert(engine, row(1, RolloutId="ro-2", **events(evaluation(0.1))))
+    log(engine, record(evaluation(0.2), AT + 1), record(evaluation(0.7, "style"), AT + 2, SpanId=""))
+    (figures,) = await reader.figures([attempt()])
+    ids = ["ro-1", "ro-2"]
+    spans = with_evaluations(await reader.spans(ids), await reader.evaluations(ids), whole=True)
+    assert find_final_reward([span for span in spans if span.rollout_id == "ro-1"]) == figures.reward == 0.7
+    assert [(span.rollout_id, span.attempt_id, len(span.events)) for span in spans] == [("ro-2", "at-1", 1), ("ro-1", "at-1", 2)]
+    part = with_evaluations(await reader.spans(ids), await reader.evaluations(ids), whole=False)
+    assert find_final_reward([span for span in part if span.rollout_id == "ro-1"]) is None, "other spans of the attempt may have it"
+
+
+async def test_evaluations_from_after_the_end_count_and_are_counted(engine: TraceStore, reader: TraceReader) -> None:
+    """Judges run after the agent; an agent that goes on logging could pass for one."""
+    insert(engine, row(1, **events(evaluation(0.5))))
+    log(engine, record(evaluation(0.6), AT + 9), record(evaluation(0.7), AT + 11), record(evaluation(float("nan")), AT + 12))
+    ended = attempt().model_copy(update={"end_time": AT + 10.0})
+    (figures,) = await reader.figures([ended])
+    assert (figures.reward, figures.late_evaluations) == (None, 2)
+    assert figures.notes == ["evaluations from after the attempt's end, which count: 2"]
+    (running,) = await reader.figures([attempt().model_copy(update={"end_time": None})])
+    assert running.late_evaluations == 0
 
 
 async def test_evaluations_of_spans_that_began_after_the_attempt_do_not_count(engine: TraceStore, reader: TraceReader) -> None:

@@ -142,7 +142,11 @@ async def test_calls_without_a_number_are_told_from_those_with_one(engine: Trace
     """A call that named no rollout, though its trace belongs to one, between calls that did, with prompts that go on from the first."""
     tokens: dict[str, Any] = {"PromptTokenIds": [1, 2], "ResponseTokenIds": [3], "ResponseLogprobs": [-0.5]}
     base = {conventions.LLM_MESSAGES_CALL: "1", conventions.LLM_MESSAGES_BEFORE: "1"}
-    engine_said = {conventions.LLM_WEIGHT_VERSIONS: '[["7", 0, 1]]', conventions.LLM_ROUTED_EXPERTS: "AAAA"}
+    engine_said = {
+        conventions.LLM_WEIGHT_VERSIONS: '[["7", 0, 1]]',
+        conventions.LLM_ROUTED_EXPERTS: "AAAA",
+        conventions.LLM_BRIDGE: '{"refused": "cut"}',
+    }
     insert(
         engine,
         call(1, 1, **tokens, attributes={"gen_ai.input.messages": '["first"]', **engine_said}),
@@ -155,8 +159,10 @@ async def test_calls_without_a_number_are_told_from_those_with_one(engine: Trace
         "s1": '["first"]', "s2": '["other"]', "s3": '["first", "second"]',
     }  # fmt: skip
     assert len(set(traces.calls.call.tolist())) == 3
-    told = dict(zip(traces.calls.span_id, zip(traces.texts.versions, traces.texts.experts, strict=True), strict=True))
-    assert told == {"s1": ('[["7", 0, 1]]', "AAAA"), "s2": ("", ""), "s3": ("", "")}
+    outline, _ = await reader.outline("ro-1", limit=10)
+    assert [span.unbridged for span in outline] == ["cut", "", ""]
+    told = dict(zip(traces.calls.span_id, zip(traces.texts.versions, traces.texts.experts, traces.texts.bridges, strict=True), strict=True))
+    assert told == {"s1": ('[["7", 0, 1]]', "AAAA", '{"refused": "cut"}'), "s2": ("", "", ""), "s3": ("", "", "")}
 
 
 async def test_choices_of_a_call_count_as_one_call_with_one_prompt(engine: TraceStore, reader: TraceReader) -> None:

@@ -133,9 +133,20 @@ def lacking(page: Any, main: Any) -> None:
         harmless(page)
 
 
+def told(page: Any, main: Any) -> None:
+    """Look at what a rollout's page says of its conversation, its evaluations and its bridges."""
+    page.goto(given["url"] + rollout)
+    expect(main).to_contain_text("conversation thread-1", timeout=30_000)
+    expect(main).to_contain_text("evaluations without a score, whose labels are no number: 1 ×")
+    harmless(page)
+    page.goto(f"{given['url']}{rollout}?view=tree")
+    expect(main.get_by_role("row").filter(has_text="chat x")).to_contain_text("not bridged: cut", timeout=30_000)
+
+
 def use(page: Any) -> None:
     """Use the pages' controls."""
     main = page.locator("main")
+    told(page, main)
     lacking(page, main)
     deeply(page, main)
     page.goto(given["url"] + "/")

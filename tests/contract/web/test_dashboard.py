@@ -56,10 +56,12 @@ def begun(web: Web) -> dict[str, Any]:
         "gen_ai.input.messages": message_json("user", HOSTILE),
         "gen_ai.output.messages": message_json("assistant", f"**{HOSTILE}**"),
     }
+    told = {conventions.LLM_BRIDGE: json.dumps({"refused": "cut"})}
+    unread = {"name": conventions.EVALUATION, "attributes": {conventions.EVALUATION_LABEL: HOSTILE}, "timestamp": 1_790_000_001.0}
     call = {conventions.LLM_CALL: 1, conventions.LLM_CHOICE: 0, conventions.PROCESS: "proxy-1", "gen_ai.request.model": HOSTILE}
     spans = [
-        span(made, 1, "invoke_agent"),
-        span(made, 2, conventions.SPAN_LLM, 5, **tokens, **messages, **call),
+        {**span(made, 1, "invoke_agent"), "attributes": {"gen_ai.conversation.id": f"thread-1 {HOSTILE}"}, "events": [unread]},
+        span(made, 2, conventions.SPAN_LLM, 5, **tokens, **messages, **call, **told),
         span(made, 3, HOSTILE, 1, **{"gen_ai.tool.name": "t", HOSTILE: HOSTILE}),
         span(made, 4, conventions.SPAN_ANNOTATION, 1, **{conventions.reward_name_key(0): "exact", conventions.reward_value_key(0): 0.75}),
         span(made, 5, "chat x", 1, **{"gen_ai.request.model": "x"}),

@@ -199,6 +199,7 @@ def test_hostile_texts_in_columns_leave_other_calls_as_they_are(value: str) -> N
         tools=[value] * 3,
         versions=[value] * 3,
         experts=[value] * 3,
+        bridges=[value] * 3,
     )
     for row in range(3):
         image_urls(conversation_at(texts, row).prompt)

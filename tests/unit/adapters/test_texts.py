@@ -9,6 +9,7 @@ import pytest
 
 from agl_otel.adapters.texts import conversation_at, messages_at
 from agl_otel.adapters.trajectories import CALL_REFUSALS, to_trajectories
+from agl_otel.types.bridges import UNBRIDGED
 from agl_otel.types.columns import CallTexts
 
 
@@ -25,6 +26,7 @@ def texts(*asked_and_answered: tuple[list[dict[str, Any]], str]) -> CallTexts:
         tools=[""] * count,
         versions=[""] * count,
         experts=[""] * count,
+        bridges=[""] * count,
     )
 
 
@@ -36,6 +38,24 @@ def test_break_of_a_conversation_is_explained_by_its_messages(traces: Any, row: 
     other = texts((asked, "hi"), ([text("user", "another matter")], "yes"))
     found = [dict(to_trajectories(replace(built, texts=each)).breaks) for each in (drift, edited, other, None)]
     assert found == [{"template_drift": 1}, {"history_edited": 1}, {"sub_agent": 1}, {"response_changed": 1}]
+
+
+def test_break_names_why_no_bridge_was_made(traces: Any, row: Any) -> None:
+    built = traces.build(row(call=1, prompt=[1, 2], response=[3]), row(call=2, prompt=[1, 2, 9, 4], response=[5]))
+    asked = [text("user", "hello")]
+    drift = texts((asked, "hi"), ([*asked, text("assistant", "hi"), text("user", "more")], "yes"))
+    edited = texts((asked, "hi"), ([*asked, text("assistant", "HI!"), text("user", "more")], "yes"))
+    unknown = texts(([], ""), ([], ""))
+
+    def reasons(read: CallTexts, recorded: str) -> dict[str, int]:
+        return dict(to_trajectories(replace(built, texts=replace(read, bridges=["", recorded]))).breaks)
+
+    for why in UNBRIDGED:
+        refused = json.dumps({"refused": why})
+        assert reasons(drift, refused) == reasons(unknown, refused) == {f"unbridged_{why}": 1}
+        assert reasons(edited, refused) == {"history_edited": 1}, "the messages tell more"
+    for other in ("", "{", "[]", '{"refused": "of another program"}', '{"refused": 1}', '{"call": 1, "choice": 0}'):
+        assert (reasons(drift, other), reasons(unknown, other)) == ({"template_drift": 1}, {"response_changed": 1})
 
 
 def test_a_conversation_that_begins_with_the_summary_of_an_earlier_one_is_compacted(traces: Any, row: Any) -> None:
@@ -113,6 +133,6 @@ def test_a_prompt_with_media_whose_messages_are_not_known_is_not_trained_on(trac
 def test_unknown_messages_are_empty() -> None:
     shortened = texts(([text("system", "3 messages of 99 characters are left out"), text("user", "x")], "y"))
     assert messages_at(shortened, 0) == ((), "")
-    broken = CallTexts([""], ["[{"], [""], [""], [""], [""])
+    broken = CallTexts([""], ["[{"], [""], [""], [""], [""], [""])
     assert conversation_at(broken, 0).prompt == []
     assert conversation_at(None, 0).prompt == []

@@ -22,7 +22,7 @@ def _experts(first: int, last: int, *, mark: int) -> str:
 
 def _rows(traces: Any, calls: list[Any], versions: list[str], experts: list[str], **reading: Any) -> list[Row]:
     empty = [""] * len(calls)
-    texts = CallTexts(empty, empty, empty, empty, versions, experts)
+    texts = CallTexts(empty, empty, empty, empty, versions, experts, empty)
     return rows_of(Reading(**reading), replace(traces.build(*calls), texts=texts)).rows
 
 

@@ -201,6 +201,7 @@ def test_every_option_reaches_verls_processes(tmp_path: Path) -> None:
         "reward_name": "style",
         "by_call": True,
         "bridge": "keep",
+        "strict_tools": "drop",
         "rollout_config": RolloutConfig(max_attempts=2),
         "step_timeout_seconds": 60.0,
         "ratio_error_limit": 0.5,
@@ -214,7 +215,7 @@ def test_every_option_reaches_verls_processes(tmp_path: Path) -> None:
     assert (arrived.store, arrived.run_id, arrived.start, arrived.trainer_mode) == ("host:1", "verl-1", 2, "colocate_async")
     assert (arrived.seed, arrived.step_seconds, arrived.ratio_error_limit, arrived.reports_version) == (5, 60.0, 0.5, True)
     assert arrived.config == RolloutConfig(max_attempts=2)
-    assert arrived.bridge == "keep"
+    assert (arrived.bridge, arrived.strict_tools) == ("keep", "drop")
     assert arrived.sample_rules == Rules(fill_reward=-1.0, agent_match="solver", reward_name="style", by_call=True)
     assert get(config, "actor_rollout_ref.model.path") == "/models/a"
     assert (get(config, "data.seed"), get(config, "actor_rollout_ref.rollout.seed")) == (5, 5)

@@ -27,7 +27,7 @@ async def test_a_call_is_cancelled_also_as_its_attempt_is_announced() -> None:
     witnesses = Witnesses(queue, "http://127.0.0.1:1", Counter())
     call = asyncio.create_task(witnesses.announce(("ro-1", "at-1"), "m"))
     await asyncio.sleep(0)
-    announced = witnesses._known["ro-1", "at-1"][1]
+    announced = witnesses._known["ro-1", "at-1"][1]  # pyright: ignore[reportPrivateUsage]  # the state that is being tested
     announced.add_done_callback(lambda _: call.cancel())  # its client disconnects in that very turn of the loop
     queue.answer.set()
     with pytest.raises(asyncio.CancelledError):

@@ -40,7 +40,7 @@ def test_texts_are_expanded_in_any_storage_order() -> None:
     stored = {
         "RolloutId": ["ro-1", "ro-1"], "AttemptId": ["at-1", "at-1"], "SpanId": ["s2", "s1"], "Instructions": ["", ""],
         "Asked": [messages("c"), messages("a", "b")], "Answered": ["", ""], "Tools": ["", "[1]"], "MessagesCall": [1, 0],
-        "MessagesBefore": [2, 0], "ToolsCall": [1, 0], "Versions": ["", ""], "Experts": ["", ""],
+        "MessagesBefore": [2, 0], "ToolsCall": [1, 0], "Versions": ["", ""], "Experts": ["", ""], "Bridge": ["", ""],
     }  # fmt: skip
     texts = call_texts(pa.table(stored), columns("s1", "s2", "unread"))
     assert texts.asked == [messages("a", "b"), messages("a", "b", "c"), ""]

@@ -9,7 +9,7 @@ from typing import Any
 import pytest
 
 from agl_otel.proxy.dialects import DIALECTS
-from agl_otel.types.sampling import FILLED, HARMLESS, LIMITS, NEUTRAL, SHAPES, Contract, all_parameters, heeded
+from agl_otel.types.sampling import FILLED, HARMLESS, LIMITS, NEUTRAL, SHAPES, Contract, all_parameters, heeded, lenient
 
 TOLD = all_parameters(1.0, 64)
 
@@ -158,8 +158,51 @@ def test_what_the_server_does_not_heed_changes_nothing() -> None:
     assert contract.agent == {"temperature": 0.5, "top_p": 0.9, "max_tokens": 5}
 
 
+def test_a_server_that_heeds_all_but_strict_tools_says_so() -> None:
+    asked = {"tools": [{"type": "function", "function": {"name": "f", "strict": True}}], "top_k": 5}
+    assert Contract.of(asked, TOLD, "*").differing(TOLD) == ("top_k", "strict_tools")
+    contract = Contract.of(asked, TOLD, "*, -strict_tools")
+    assert (contract.differing(TOLD), contract.logprobs) == (("top_k",), "processed")
+    assert Contract.of({**asked, "tool_choice": "required"}, TOLD, "*, -strict_tools").differing(TOLD) == ("top_k", "tool_choice")
+
+
+def test_strict_tools_are_made_lenient_where_they_say_so() -> None:
+    schema = {"type": "object", "properties": {"strict": {"type": "boolean"}, "tools": {"strict": True}}}
+    plain = {"type": "function", "function": {"name": "f", "parameters": schema}}
+    strict = [
+        {"type": "function", "function": {"name": "f", "parameters": schema, "strict": True}},
+        {"type": "function", "name": "g", "strict": 1, "parameters": schema},
+        {"type": "namespace", "tools": [{"type": "function", "name": "h", "strict": "true"}]},
+        plain,
+        "odd",
+    ]
+    assert lenient([plain]) is lenient([]) is lenient(None) is lenient("odd") is None
+    found = lenient(strict)
+    assert found is not None and found[3:] == strict[3:]
+    assert found[0]["function"] == {"name": "f", "parameters": schema, "strict": False}
+    assert (found[1]["strict"], found[1]["parameters"], found[2]["tools"][0]["strict"]) == (False, schema, False)
+    assert Contract.of({"tools": found}, TOLD, "*").differing(TOLD) == ()
+    grammar = [{"type": "custom", "custom": {"name": "c", "format": {"type": "grammar"}}}]
+    assert lenient(grammar) is None and Contract.of({"tools": grammar}, TOLD, "*").differing(TOLD) == ("strict_tools",)
+
+
 @pytest.mark.parametrize(
-    "header", ["", "none", "garbage;q=1", "TEMPERATURE", "temperature top_p", "temperature;top_p", '"*"', "temperature, topp", "**", ","]
+    "header",
+    [
+        "-strict_tools",
+        "*, -nonsense",
+        "temperature, -strict_tools",
+        "",
+        "none",
+        "garbage;q=1",
+        "TEMPERATURE",
+        "temperature top_p",
+        "temperature;top_p",
+        '"*"',
+        "temperature, topp",
+        "**",
+        ",",
+    ],
 )
 def test_a_header_that_cannot_be_read_says_nothing(header: str) -> None:
     asked = {"temperature": 0.5, "top_k": 5}

@@ -58,6 +58,8 @@ export function Rollout() {
           {(data.reason || attempt?.error) && <p className="problem">{visible(data.reason ?? attempt?.error ?? "")}</p>}
           {found && found.verdict.kind !== "complete" && data.end_time && found.verdict.reasons.length > 0 && <p className="note">Verdict {found.verdict.kind}: {found.verdict.reasons.map(visible).join("; ")}</p>}
           {found && data.end_time && found.verdict.notes.length > 0 && <p className="small dim">{found.verdict.notes.map(visible).join("; ")}</p>}
+          {found && found.notes.length > 0 && <p className="note">{found.notes.map(visible).join("; ")}</p>}
+          {found && found.conversation_ids.length > 0 && <p className="small dim" title={found.conversation_ids.map(visible).join("\n")}>conversation {oneLine(found.conversation_ids.join(", "), 300)}</p>}
           <div className="line bar-line">
             <Tabs names={VIEWS} chosen={view} choose={(next) => set("view", next)} />
             <label className="dim small">attempt <select aria-label="Attempt" value={attemptId ?? ""} onChange={(event) => set("attempt", event.target.value)}>
@@ -129,7 +131,7 @@ function Spans({ spans, view, chosen, choose }: { spans: OutlineSpan[]; view: "w
     { key: "at", title: "At", width: "84px", right: true, wide: true, cell: ({ from }) => <span className="dim">{from < start ? "−" : "+"}{duration(Math.abs(from - start) / 1e9)}</span> },
     { key: "service", title: "Service", width: "minmax(80px, 0.5fr)", wide: true, cell: ({ span }) => <span className="dim">{oneLine(span.service, 60)}</span> },
     { key: "weights", title: "Weights", width: "70px", right: true, wide: true, cell: ({ span, proxy = span }) => proxy.model_version ? <span className="dim">v{oneLine(proxy.model_version, 20)}</span> : null },
-    { key: "sampling", title: "Sampling", width: "minmax(80px, 0.5fr)", wide: true, cell: ({ span, proxy = span }) => <span className="dim" title={proxy.sampling.join("; ")}>{oneLine(proxy.sampling.join("; "), 80)}</span> },
+    { key: "sampling", title: "Sampling", width: "minmax(80px, 0.5fr)", wide: true, cell: ({ span, proxy = span }) => <span className="dim" title={sampled(proxy)}>{oneLine(sampled(proxy), 80)}</span> },
     { key: "seq", title: "Seq.", width: "52px", right: true, wide: true, cell: ({ span }) => <span className="dim">{span.sequence_id}</span> },
   ];
   const columns = view === "waterfall" ? [name, bar, tokens, rewards] : [name, tokens, rewards, ...more];
@@ -143,6 +145,8 @@ type Kind = keyof typeof KINDS;
 const Kinds = ({ of }: { of: Kind[] }) => (
   <span className="legend">{(Object.keys(KINDS) as Kind[]).filter((kind) => of.includes(kind)).map((kind) => <span key={kind}><i className={`kind ${kind}`} />{KINDS[kind]}</span>)}</span>
 );
+
+const sampled = (span: OutlineSpan): string => [...span.sampling, ...(span.unbridged ? [`not bridged: ${span.unbridged}`] : [])].join("; ");
 
 const kindOf = (span: OutlineSpan): Kind =>
   Object.keys(span.rewards).length ? "reward" : span.is_call ? "model" : span.is_agent ? "agent" : span.tool ? "tool" : span.model ? "model" : span.agent ? "agent" : span.name.startsWith("agentlightning.") ? "ours" : "other";
