@@ -13,6 +13,8 @@ from pydantic import ValidationError
 from agl_otel.errors import NotFoundError, UsageError
 from agl_otel.store.connections import Connected, Connection
 from agl_otel.store.otlp import id_bytes, unix_nano
+from agl_otel.traces.names import names_in
+from agl_otel.traces.sql import named_query
 from agl_otel.types.feedback import Feedback, GivenFeedback
 from agl_otel.types.model import describe_invalid
 from agl_otel_hook import conventions
@@ -51,9 +53,10 @@ class Feedbacks(Connected):
         """
         connection = await self._open()
         place = await _place_of(connection, feedback)
-        known = await connection.reader.feedback(feedback.id, place.rollout_id, place.attempt_id)
-        if known is not None:
-            return GivenFeedback(id=feedback.id, rollout_id=known[0] or None, attempt_id=known[1] or None, is_new=False)
+        ids = {"id": feedback.id, "rollout_id": place.rollout_id, "attempt_id": place.attempt_id, **names_in("feedback")}
+        if known := await connection.reader.query(named_query("feedback"), params=ids):
+            found = {"rollout_id": known[0]["RolloutId"] or None, "attempt_id": known[0]["AttemptId"] or None}
+            return GivenFeedback(id=feedback.id, **found, is_new=False)
         await connection.writer.write_logs(_request(feedback, place))
         return GivenFeedback(id=feedback.id, rollout_id=place.rollout_id or None, attempt_id=place.attempt_id or None)
 
@@ -63,11 +66,13 @@ async def _place_of(connection: Connection, feedback: Feedback) -> _Place:
         return _Place(feedback.rollout_id, await _attempt_of(connection, feedback.rollout_id, feedback.attempt_id))
     if feedback.conversation_id is not None:
         await connection.reader.barrier()
-        found = await connection.reader.conversation(feedback.conversation_id)
-        if found is None:
+        rows = await connection.reader.query(named_query("conversation"), params={"conversation": feedback.conversation_id})
+        if not rows:
             raise NotFoundError(f"no span of conversation {feedback.conversation_id!r} is stored (yet): send the feedback again later")
-        trace_id, span_id, rollout_id, attempt_id = found
-        return _Place(rollout_id, attempt_id) if rollout_id else _Place(trace_id=trace_id, span_id=span_id)
+        (latest,) = rows
+        if latest["RolloutId"]:
+            return _Place(latest["RolloutId"], latest["AttemptId"])
+        return _Place(trace_id=latest["TraceId"], span_id=latest["SpanId"])  # the late pass finds the trace's rollout
     return _Place()  # the late pass finds the response's call
 
 

@@ -178,17 +178,6 @@ class TraceReader:
             return []
         return [evaluation_of(row) for row in await self.query(named_query("evaluations"), params={"rollouts": list(rollout_ids)})]
 
-    async def conversation(self, conversation_id: str) -> tuple[str, str, str, str] | None:
-        """Return (trace, span, rollout, attempt) of the latest span of a conversation; rollout and attempt are empty while not known."""
-        rows = await self.query(named_query("conversation"), params={"conversation": conversation_id})
-        return next(((row["TraceId"], row["SpanId"], row["RolloutId"], row["AttemptId"]) for row in rows), None)
-
-    async def feedback(self, feedback_id: str, rollout_id: str, attempt_id: str) -> tuple[str, str] | None:
-        """Return the (rollout, attempt) under which feedback is stored, of these or of none; None if it is not."""
-        params = {"id": feedback_id, "rollout_id": rollout_id, "attempt_id": attempt_id, **names_in("feedback")}
-        rows = await self.query(named_query("feedback"), params=params)
-        return next(((row["RolloutId"], row["AttemptId"]) for row in rows), None)
-
     async def printed(self, rollout_id: str) -> dict[tuple[str, str], str]:
         """Return {(attempt id, stdout or stderr): the agent's stored output} of one rollout."""
         found: dict[tuple[str, str], str] = {}

@@ -17,6 +17,7 @@ from agl_otel.spans.rewards import find_final_reward
 from agl_otel.store import LightningStore
 from agl_otel.types import AttemptedRollout
 from agl_otel_hook import conventions
+from tests.contract.collector.otlp import request_of, span
 from tests.contract.store.test_spans import span_of
 
 
@@ -64,6 +65,17 @@ async def test_feedback_on_a_conversation_is_for_the_attempt_that_continued_it_l
     given = await store.add_reward(1, conversation_id=conversation)
     assert (given.rollout_id, given.attempt_id) == (begun.rollout_id, begun.attempt.attempt_id)
     assert find_final_reward(await store.spans(begun.rollout_id)) == 1.0
+
+
+async def test_feedback_on_a_conversation_of_no_attempt_yet_lies_on_its_latest_span(store: LightningStore) -> None:
+    request = request_of([span("turn", {conventions.CONVERSATION_ID: "adopted later"})])
+    writer = (await store._open()).writer  # pyright: ignore[reportPrivateUsage]
+    await writer.write([request.SerializeToString()])
+    given = await store.add_reward(0.5, conversation_id="adopted later", id="of-a-trace")
+    assert (given.rollout_id, given.attempt_id) == (None, None)
+    sql = f"SELECT hex(unhex(TraceId)) AS Trace, RolloutId FROM otel_logs WHERE LogAttributes['{conventions.FEEDBACK_ID}'] = 'of-a-trace'"
+    trace_id = request.resource_spans[0].scope_spans[0].spans[0].trace_id.hex().upper()
+    assert await store.reader.query(sql) == [{"Trace": trace_id, "RolloutId": ""}], "the late pass gives it the trace's attempt"
 
 
 async def test_feedback_on_a_response_waits_for_the_collector_to_find_its_call(store: LightningStore) -> None:
