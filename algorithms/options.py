@@ -12,7 +12,7 @@ import functools
 import inspect
 import json
 import re
-from collections.abc import Callable, Collection, Mapping
+from collections.abc import Callable, Collection, Mapping, Sequence
 from dataclasses import dataclass
 from importlib.util import find_spec
 from typing import Annotated, Any, Final, TypeVar, get_args, get_type_hints
@@ -271,6 +271,9 @@ Clip = Annotated[
     Field(ge=1e-5, lt=1, description="the lower end of the ratio, 1 - clip, is more than 0, and rounding alone moves ratios by about 1e-6"),
 ]
 Device = Annotated[str, AfterValidator(_device)]
+RewardSources = Annotated[
+    Sequence[Annotated[str, Field(min_length=1)]], Field(min_length=1, description="a run without a trusted source has no rewards")
+]
 FillReward = Annotated[
     float,
     Field(ge=-MAX_REWARD, le=MAX_REWARD, description="rewards beyond these are refused, because beside them others are equal in float32"),

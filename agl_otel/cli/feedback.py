@@ -27,7 +27,7 @@ from agl_otel.types.model import describe_invalid
 @click.option("--text", default="", help="An explanation.")
 @click.option("--correction", default="", metavar="TEXT", help="What the agent should have answered.")
 @click.option("--name", default=NAME, show_default=True, help="The reward's name, by which training and exports choose.")
-@click.option("--source", default="", help="Who gives it.")
+@click.option("--source", default=NAME, show_default=True, help="Who gives it, by which training chooses whom it trusts.")
 @click.option("--rubric", default="", help="By which rules, with their version.")
 @click.option("--id", "given_id", metavar="ID", help="Names it: the same id for the same attempt is stored once.  [default: a new one]")
 @click.option("--from", "lines", type=click.File("r", encoding="utf-8"), help="A file of JSON lines (-: stdin), each one feedback.")

@@ -6,6 +6,7 @@ Feedback is a log record `gen_ai.evaluation.result`, as an evaluator of OpenTele
 from __future__ import annotations
 
 import time
+from collections.abc import Collection, Sequence
 from typing import Any, Final, NamedTuple
 
 from pydantic import ValidationError
@@ -17,6 +18,7 @@ from agl_otel.traces.names import names_in
 from agl_otel.traces.sql import named_query
 from agl_otel.types.feedback import Feedback, GivenFeedback
 from agl_otel.types.model import describe_invalid
+from agl_otel.types.scores import AGENT, RUNNER
 from agl_otel_hook import conventions
 
 SCOPE: Final = "agl_otel.feedback"
@@ -45,6 +47,13 @@ class Feedbacks(Connected):
         except ValidationError as error:
             raise UsageError(f"the feedback is wrong: {describe_invalid(error)}") from None
         return await self.add_feedback(feedback)
+
+    async def rewarded(self, rollout_ids: Sequence[str], sources: Collection[str] | None = None) -> set[str]:
+        """Return those of the rollouts that have a reward of one of `sources` (Reward.source; None: of any) by now, without a barrier."""
+        connection = await self._open()
+        asked = {"rollouts": list(rollout_ids), "sources": sorted(sources or ()), "runner": RUNNER, "agent": AGENT}
+        rows = await connection.reader.query(named_query("rewarded"), params={**names_in("rewarded"), **asked})
+        return {row["RolloutId"] for row in rows}
 
     async def add_feedback(self, feedback: Feedback) -> GivenFeedback:
         """Store feedback, as `add_reward` does.

@@ -44,6 +44,7 @@ NAMES: Final[Mapping[str, str]] = {
     "hooked": conventions.ATTEMPT_HOOKED,
     "given": conventions.REWARD_GIVEN,
     "feedback_id": conventions.FEEDBACK_ID,
+    "reward_source": conventions.reward_source_key(0),
     "reward": conventions.reward_value_key(0),
     "reward_name": conventions.reward_name_key(0),
     "reward_time": conventions.reward_time_key(0),

@@ -5,6 +5,7 @@ from __future__ import annotations
 from bisect import bisect_right
 from collections import Counter
 from collections.abc import Iterable, Mapping, Sequence
+from dataclasses import replace
 from itertools import accumulate
 from typing import Any, Final
 
@@ -13,6 +14,7 @@ from agl_otel.spans.tolerant import whole_of
 from agl_otel.traces.attributes import typed
 from agl_otel.types import Event, Link, OtelResource, Span, SpanContext, StatusCode, TraceStatus
 from agl_otel.types.columns import AttemptKey, Reward, shared
+from agl_otel.types.scores import AGENT, RUNNER
 from agl_otel_hook import conventions
 
 _COLUMNS: Final = {
@@ -103,7 +105,7 @@ def rewards_of(rows: Iterable[Mapping[str, Any]]) -> dict[AttemptKey, list[Rewar
         if conventions.reward_time_key(0) in row["Rewards"]:
             evaluations.setdefault(key, []).extend(found)
         elif conventions.REWARD_GIVEN in row["Rewards"]:
-            given.setdefault(key, []).extend(found)
+            given.setdefault(key, []).extend(replace(each, source=RUNNER) for each in found)
         elif found:
             emitted.setdefault(key, []).append((int(row["Time"]), found))
     ordered = {key: sorted(found, key=lambda each: place_of(each.time or 0, each.name, each.value)) for key, found in evaluations.items()}
@@ -130,7 +132,8 @@ def _rewards_in(row: Mapping[str, Any]) -> list[Reward]:
             found.append(Reward(sequence, span_id, index, name, value))
         else:
             response = rewards.get(conventions.reward_response_key(index), "")
-            found.append(Reward(sequence, span_id, 0, name, value, whole_of(time), response))
+            source = rewards.get(conventions.reward_source_key(index), AGENT)
+            found.append(Reward(sequence, span_id, 0, name, value, whole_of(time), response, source))
     return found
 
 

@@ -7,14 +7,15 @@ from __future__ import annotations
 
 import functools
 from collections import Counter
-from collections.abc import Iterator, Sequence
-from dataclasses import dataclass, field, fields
+from collections.abc import Collection, Iterator, Sequence
+from dataclasses import dataclass, field, fields, replace
 from typing import Any, Final
 
 import numpy as np
 from numpy.typing import NDArray
 
 from agl_otel.types import AttemptedRollout, Rollout, Verdict
+from agl_otel.types.scores import AGENT
 
 AttemptKey = tuple[str, str]
 """(rollout id, attempt id)."""
@@ -170,6 +171,8 @@ class Reward:
     """When an evaluation was made, in Unix nanoseconds; None for other rewards."""
     response_id: str = ""
     """Of an evaluation the model call's response: that it names, else that of its span."""
+    source: str = AGENT
+    """Who gave it: RUNNER, AGENT (all that came as telemetry), or the source of feedback."""
 
     def is_of(self, dimension: str | None) -> bool:
         """Whether it belongs to the dimension `name`; None: the primary one."""
@@ -197,6 +200,13 @@ class Traces:
     """{rollout id: highest sequence number read}; with `digest` it identifies the data read."""
     digest: str = ""
     """Hash of the spans' identities; it changes when a late span arrives."""
+
+    def trusting(self, sources: Collection[str] | None) -> Traces:
+        """Return the traces with the rewards of these sources alone; None: of all."""
+        if sources is None:
+            return self
+        kept = {key: [each for each in found if each.source in sources] for key, found in self.rewards.items()}
+        return replace(self, rewards={key: found for key, found in kept.items() if found})
 
     @classmethod
     def joined(cls, first: Traces, second: Traces) -> Traces:

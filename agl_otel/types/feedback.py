@@ -10,6 +10,7 @@ from typing import Annotated, Final
 from pydantic import AfterValidator, Field, model_validator
 
 from agl_otel.types.model import Model, check_id
+from agl_otel.types.scores import AGENT, RUNNER
 
 NAME: Final = "feedback"
 LONGEST_TEXT: Final = 100_000  # characters
@@ -21,6 +22,12 @@ def _finite(value: float | None) -> float | None:
     if value is not None and not math.isfinite(value):
         raise ValueError("must be a finite number")
     return value
+
+
+def _person(source: str) -> str:
+    if source in (RUNNER, AGENT):
+        raise ValueError(f"{source!r} stands for rewards that came with the attempt: name who gives this one")
+    return source
 
 
 _Id = Annotated[str, AfterValidator(lambda value: check_id(value, "the id"))]
@@ -51,8 +58,8 @@ class Feedback(Model):
     """What the agent should have answered."""
     name: _Named = NAME
     """The reward's name, by which training and exports choose."""
-    source: Annotated[str, Field(max_length=500)] = ""
-    """Who gave it."""
+    source: Annotated[_Named, AfterValidator(_person)] = NAME
+    """Who gave it, by which training chooses whom it trusts."""
     rubric: Annotated[str, Field(max_length=500)] = ""
     """By which rules, with their version."""
     time: Annotated[float | None, Field(gt=0), AfterValidator(_finite)] = None

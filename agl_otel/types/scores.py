@@ -13,6 +13,12 @@ MAX_REWARD: Final = 1e9
 """A greater one, of either sign, is as wrong as one that is not finite: beside it, other rewards are equal in float32."""
 
 
+RUNNER: Final = "runner"
+"""The source of rewards that the runner gives, by its grader or from the agent's result."""
+AGENT: Final = "agent"
+"""The source of all other rewards that came as telemetry: those that an agent emits, and evaluators' records."""
+
+
 def is_usable(reward: float) -> bool:
     """Return whether a reward counts: it is finite, and at most MAX_REWARD. Others count as none, in scores and in training alike."""
     return abs(reward) <= MAX_REWARD

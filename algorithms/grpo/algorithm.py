@@ -27,7 +27,7 @@ from agl_otel.adapters.sampling import Assumed, token_temperatures
 from agl_otel.adapters.trajectories import TrajectoryBatch, to_trajectories
 from agl_otel.algorithms.base import Algorithm
 from agl_otel.algorithms.grpo.checkpoint import last_checkpoint
-from agl_otel.algorithms.grpo.groups import Group, InFlight, Take, TaskOrder, as_take, group_rollouts
+from agl_otel.algorithms.grpo.groups import REWARD_SECONDS, Group, InFlight, RewardWait, Take, TaskOrder, as_take, group_rollouts
 from agl_otel.algorithms.grpo.learner import NO_UPDATE, Learner, Update
 from agl_otel.algorithms.grpo.lora import with_lora
 from agl_otel.algorithms.grpo.objective import group_advantages
@@ -153,7 +153,7 @@ class GRPO(GRPOOptions, Algorithm):
         ):
             async with aiohttp.ClientSession() as session, open_log(store, "grpo", self._run, self.metrics) as self._log:
                 self._worker = worker
-                self._in_flight = InFlight(store)
+                self._in_flight = InFlight(store, self._reward_wait(store))
                 self._serving = Serving(
                     store,
                     session,
@@ -214,7 +214,7 @@ class GRPO(GRPOOptions, Algorithm):
             if self.rollouts.offline_mode is None:
                 await self._serving.check_server()
             clock.lap("rollout")
-            found = await store.traces(_finished(new))
+            found = (await store.traces(_finished(new))).trusting(self.rollouts.reward_sources)
             traces = found if traces is None else Traces.joined(traces, found)
             read = self._read(traces, groups, clock)
             clock.lap("read")
@@ -232,17 +232,28 @@ class GRPO(GRPOOptions, Algorithm):
         new = count if self.rollouts.groups_in_flight is None else max(0, self.rollouts.groups_in_flight - len(self._in_flight.groups))
         first = self._in_flight.count
         await self._in_flight.enqueue([self._requests(next(tasks), place, first + place) for place in range(new)], step=self._number)
-        oldest = self._number - self.rollouts.max_staleness if self.rollouts.groups_in_flight is not None else self._number
+        alone = self.rollouts.groups_in_flight is None  # then a step takes its own groups, which wait for rewards
+        oldest = self._number - (self.rollouts.max_staleness if not alone else 1 if self.rollouts.reward_wait_seconds else 0)
         return await self._in_flight.take(count, step=self._number, oldest_step=oldest, timeout_seconds=self.rollouts.step_timeout_seconds)
 
     async def _has_more(self, store: RolloutStore) -> bool:
-        """Return whether there is more to train on: with `offline_mode`, rollouts that no step has taken yet."""
-        if self.rollouts.offline_mode is not None:
-            taken = {rollout_id for report in self.reports for rollout_id in report.rollout_ids}
-            found = await offline_rollouts(store, self.rollouts.offline_mode, taken)
-            self._offline = group_rollouts(found, first=self._in_flight.count, step=self._number)
-            return bool(self._offline)
-        return True
+        """Return whether there is more to train on: with `offline_mode`, rollouts that no step has taken, and that wait for no reward."""
+        if self.rollouts.offline_mode is None:
+            return True
+        taken = {rollout_id for report in self.reports for rollout_id in report.rollout_ids}
+        wait = self._reward_wait(store)
+        while found := await offline_rollouts(store, self.rollouts.offline_mode, taken):
+            over = await wait.over(found) if wait is not None else {rollout.rollout_id for rollout in found}
+            if ready := [rollout for rollout in found if rollout.rollout_id in over]:
+                self._offline = group_rollouts(ready, first=self._in_flight.count, step=self._number)
+                return True
+            await asyncio.sleep(REWARD_SECONDS)
+        return False
+
+    def _reward_wait(self, store: RolloutStore) -> RewardWait | None:
+        if not self.rollouts.reward_wait_seconds:
+            return None
+        return RewardWait(self.rollouts.reward_wait_seconds, partial(store.rewarded, sources=self.rollouts.reward_sources))
 
     def _requests(self, task: Any, place: int, number: int) -> list[EnqueueRolloutRequest]:
         """Build the requests of one group, pinned to the published resources. `number`: of the group in the run.

@@ -8,15 +8,19 @@ from __future__ import annotations
 
 import asyncio
 import random
-from collections.abc import AsyncGenerator, Callable, Iterator, Mapping, Sequence
+import time
+from collections.abc import AsyncGenerator, Awaitable, Callable, Iterable, Iterator, Mapping, Sequence, Set
 from contextlib import aclosing, suppress
 from dataclasses import dataclass, field
-from typing import Any, Protocol
+from typing import Any, Final, Protocol
 
 from agl_otel.adapters.selection import task_key
 from agl_otel.algorithms.utils import is_retryable
 from agl_otel.errors import NotFoundError
 from agl_otel.types import AttemptedRollout, EnqueueRolloutRequest, Rollout
+
+REWARD_SECONDS: Final = 2.0
+"""Interval at which is asked for rewards that are waited for."""
 
 
 class GroupStore(Protocol):
@@ -47,11 +51,39 @@ class Group:
     """The step that enqueued it."""
     rollout_ids: Sequence[str]
     finished: dict[str, Rollout | AttemptedRollout] = field(default_factory=dict[str, Rollout | AttemptedRollout])
+    unrewarded: dict[str, Rollout | AttemptedRollout] = field(default_factory=dict[str, Rollout | AttemptedRollout])
+    """Those that have ended, and still wait for a reward (RewardWait)."""
 
     @property
     def whole(self) -> bool:
         """Whether all rollouts have finished, successfully or not."""
         return len(self.finished) == len(self.rollout_ids)
+
+    @property
+    def ended(self) -> bool:
+        """Whether all rollouts have ended, also those that wait for a reward."""
+        return len(self.finished) + len(self.unrewarded) == len(self.rollout_ids)
+
+    def finish(self, rollout_ids: Iterable[str]) -> None:
+        """Let rollouts wait for no reward any more."""
+        for rollout_id in rollout_ids:
+            self.finished[rollout_id] = self.unrewarded.pop(rollout_id)
+
+
+@dataclass(frozen=True)
+class RewardWait:
+    """How long after its end a rollout that succeeded waits for a reward before it counts as finished."""
+
+    seconds: float
+    rewarded: Callable[[Sequence[str]], Awaitable[Set[str]]]
+    """Returns those of the rollouts that have a reward."""
+
+    async def over(self, rollouts: Sequence[Rollout | AttemptedRollout]) -> set[str]:
+        """Return the ids of those that need not wait any more."""
+        oldest = time.time() - self.seconds
+        over = {each.rollout_id for each in rollouts if each.status != "succeeded" or (each.end_time or 0) <= oldest}
+        left = [each.rollout_id for each in rollouts if each.rollout_id not in over]
+        return over | (await self.rewarded(left) if left else set())
 
 
 Take = Mapping[str, Sequence[str]]
@@ -83,8 +115,9 @@ def group_rollouts(rollouts: Sequence[Rollout | AttemptedRollout], *, first: int
 class InFlight:
     """The groups that are enqueued and not taken yet."""
 
-    def __init__(self, store: GroupStore) -> None:
+    def __init__(self, store: GroupStore, reward_wait: RewardWait | None = None) -> None:
         self._store = store
+        self._reward_wait = reward_wait
         self.count = 0
         """Number of groups that the run has enqueued."""
         self.groups: list[Group] = []
@@ -124,9 +157,9 @@ class InFlight:
     async def take(self, count: int, *, step: int, oldest_step: int, timeout_seconds: float) -> list[Group]:
         """Take the first `count` complete groups, and all that were enqueued in `oldest_step` or before; ordered by number.
 
-        After `timeout_seconds` incomplete groups fill up the rest, with their finished rollouts; the others of these groups are cancelled,
-        since no step will read them. Where the run did this `step` before it was stopped, the same groups are taken, with the same
-        rollouts.
+        The latter wait for their rollouts, and for no rewards. After `timeout_seconds` incomplete groups fill up the rest, with their
+        finished rollouts; the others of these groups are cancelled, since no step will read them. Where the run did this `step` before it
+        was stopped, the same groups are taken, with the same rollouts.
         """
         if self._takes.get(step):
             return await self._take_again(self._takes[step].pop(0), timeout_seconds)
@@ -135,6 +168,8 @@ class InFlight:
         overdue = [group for group in self.groups if group.step <= oldest_step]
         others = sorted((group for group in self.groups if group.step > oldest_step), key=lambda group: (not group.whole, group.number))
         taken = sorted(overdue + others[: max(0, count - len(overdue))], key=lambda group: group.number)
+        for group in taken:
+            group.finish(list(group.unrewarded))
         self.groups = [group for group in self.groups if group not in taken]
         await cancel_all(self._store, _unfinished(taken))
         return taken
@@ -143,15 +178,38 @@ class InFlight:
         taken = [group for group in self.groups if str(group.number) in before]
         self.groups = [group for group in self.groups if group not in taken]
         group_of = {rollout_id: group for group in taken for rollout_id in before[str(group.number)]}
-        await self._wait(group_of, timeout_seconds, until=lambda: False)
+        await self._watch(group_of, timeout_seconds, until=lambda: False)
+        for group in taken:
+            group.finish(list(group.unrewarded))
         return taken
 
     async def _wait(self, group_of: Mapping[str, Group], timeout_seconds: float, *, until: Callable[[], bool]) -> None:
         """Put these rollouts, each into its group, as they finish: until `until` holds, all have finished, or the time is over."""
+        if self._reward_wait is None:
+            await self._watch(group_of, timeout_seconds, until=until)
+            return
+        deadline = time.monotonic() + timeout_seconds
+        while not until() and (left := deadline - time.monotonic()) > 0:
+            running = {name: group for name, group in group_of.items() if name not in group.finished | group.unrewarded}
+            if not running and not any(group.unrewarded for group in group_of.values()):
+                return
+            if running:
+                await self._watch(running, min(left, REWARD_SECONDS), until=until)
+            else:
+                await asyncio.sleep(min(left, REWARD_SECONDS))
+            await self._finish_rewarded(self._reward_wait)
+
+    async def _finish_rewarded(self, wait: RewardWait) -> None:
+        over = await wait.over([rollout for group in self.groups for rollout in group.unrewarded.values()])
+        for group in self.groups:
+            group.finish(over & group.unrewarded.keys())
+
+    async def _watch(self, group_of: Mapping[str, Group], timeout_seconds: float, *, until: Callable[[], bool]) -> None:
         if group_of and not until():
-            async with aclosing(self._store.watch(list(group_of), timeout_seconds=timeout_seconds)) as finished:
-                async for rollout in finished:
-                    group_of[rollout.rollout_id].finished[rollout.rollout_id] = rollout
+            async with aclosing(self._store.watch(list(group_of), timeout_seconds=timeout_seconds)) as ended:
+                async for rollout in ended:
+                    group = group_of[rollout.rollout_id]
+                    (group.finished if self._reward_wait is None else group.unrewarded)[rollout.rollout_id] = rollout
                     if until():
                         break
 
@@ -162,12 +220,12 @@ class InFlight:
         return len(unfinished)
 
     def _ready(self, count: int, oldest_step: int) -> bool:
-        overdue = all(group.whole for group in self.groups if group.step <= oldest_step)
+        overdue = all(group.ended for group in self.groups if group.step <= oldest_step)
         return overdue and sum(group.whole for group in self.groups) >= min(count, len(self.groups))
 
 
 def _unfinished(groups: Sequence[Group]) -> list[str]:
-    return [rollout_id for group in groups for rollout_id in group.rollout_ids if rollout_id not in group.finished]
+    return [name for group in groups for name in group.rollout_ids if name not in group.finished and name not in group.unrewarded]
 
 
 async def cancel_all(store: GroupStore, rollout_ids: Sequence[str]) -> None:

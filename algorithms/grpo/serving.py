@@ -43,6 +43,10 @@ class RolloutStore(GroupStore, StepStore, Protocol):
         """Read the traces of rollouts."""
         ...
 
+    async def rewarded(self, rollout_ids: Sequence[str], sources: Collection[str] | None = None) -> set[str]:
+        """Return those of the rollouts that have a reward of one of these sources; None: of any."""
+        ...
+
     async def rollouts(self, query: RolloutQuery) -> Sequence[Rollout | AttemptedRollout]:
         """Return the rollouts that match, with their latest attempts."""
         ...

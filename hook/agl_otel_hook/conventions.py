@@ -202,7 +202,7 @@ SHOWN_CUT: Final = "agentlightning.shown.cut"
 # --- rewards, links, tags, messages, objects, operations ---------------------------------------------------------
 REWARD: Final = "agentlightning.reward"
 """Prefix: `agentlightning.reward.{i}.name` and `.value`; index 0 is the primary reward. Derived from evaluations, also `.time`
-(Unix nanoseconds), `.label` and `.response` (the id of the model call's response): never sent."""
+(Unix nanoseconds), `.label`, `.response` (the id of the model call's response) and `.source` (who gave feedback): never sent."""
 EVALUATION: Final = "gen_ai.evaluation.result"
 """OpenTelemetry's event of an evaluation, on a span or as a log record: a reward."""
 EVALUATION_NAME: Final = "gen_ai.evaluation.name"
@@ -268,6 +268,11 @@ def reward_label_key(index: int) -> str:
 def reward_response_key(index: int) -> str:
     """Return the key for the response id that an evaluation names, as `reward_time_key`."""
     return f"{REWARD}.{index}.response"
+
+
+def reward_source_key(index: int) -> str:
+    """Return the key for the source of feedback, as `reward_time_key`."""
+    return f"{REWARD}.{index}.source"
 
 
 def is_valid_id(value: str) -> bool:

@@ -7,7 +7,7 @@
 -- attributes, has what verdicts, calls and rewards are made of; the columns that every such read needs are LZ4, which unpacks several times
 -- faster than ZSTD, in blocks of about one granule (min_compress_block_size).
 -- Rewards says what a reward is: the attributes agentlightning.reward.* if one is a value, else the events gen_ai.evaluation.result in that form, the last first,
--- those without a number (no score, and a label that stands for none) last, with their label, time and response id. otel_logs has the same of records.
+-- those without a number (no score, and a label that stands for none) last, with their label, time and response id. otel_logs has the same of records, and the source of feedback.
 -- A batch (32 MiB at most) becomes a compact part: one file to sync instead of a hundred. Merging a row once costs more CPU than inserting it,
 -- so merges wait for about a dozen parts of a size instead of five (merge_selector_base); old parts are merged all the same when idle.
 CREATE TABLE IF NOT EXISTS otel.otel_traces (
@@ -123,7 +123,8 @@ CREATE TABLE IF NOT EXISTS otel.otel_logs (
         lower(LogAttributes['gen_ai.evaluation.score.label']) IN ('fail', 'failed', 'false', 'no', 'incorrect', 'not_relevant', 'irrelevant', 'failure'), '0', '')),
       ('agentlightning.reward.0.label', LogAttributes['gen_ai.evaluation.score.label']),
       ('agentlightning.reward.0.time', toString(toUnixTimestamp64Nano(Timestamp))),
-      ('agentlightning.reward.0.response', LogAttributes['gen_ai.response.id'])]) AS Map(LowCardinality(String), String)),
+      ('agentlightning.reward.0.response', LogAttributes['gen_ai.response.id']),
+      ('agentlightning.reward.0.source', LogAttributes['agentlightning.feedback.source'])]) AS Map(LowCardinality(String), String)),
     CAST(map() AS Map(LowCardinality(String), String))) CODEC(LZ4),
   INDEX idx_trace_id TraceId TYPE bloom_filter(0.001) GRANULARITY 1,
   INDEX idx_time Timestamp TYPE minmax GRANULARITY 64,

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import asyncio
 
-from agl_otel.algorithms.grpo.groups import Group, InFlight
+from agl_otel.algorithms.grpo.groups import Group, InFlight, RewardWait
 from agl_otel.store import LightningStore
 from agl_otel.types import EnqueueRolloutRequest
 
@@ -92,3 +92,38 @@ async def test_a_resumed_run_continues_its_groups_and_retries_lost_rollouts(stor
     await store.update_rollout(half.rollout_ids[1], status="succeeded")
     first, second = await taking
     assert (first.number, second.number, half.rollout_ids[1] in first.finished) == (1, 2, True)
+
+
+async def test_a_rollout_that_waits_for_a_reward_keeps_its_group_back_and_failed_ones_do_not(store: LightningStore) -> None:
+    running = InFlight(store, RewardWait(3600.0, store.rewarded))
+    await running.enqueue([[EnqueueRolloutRequest(input={"task": number})] * 2 for number in range(2)], step=1)
+    first, second = running.groups
+    for group in (first, second):
+        for rollout_id in group.rollout_ids:
+            await store.start_attempt(rollout_id)
+        await finish(store, group)
+    await store.add_reward(1.0, rollout_id=second.rollout_ids[0])
+    assert await running.take(1, step=1, oldest_step=NONE_OVERDUE, timeout_seconds=HANG_SECONDS) == [second]
+    taking = asyncio.create_task(running.take(1, step=2, oldest_step=NONE_OVERDUE, timeout_seconds=HANG_SECONDS))
+    await store.add_reward(0.0, rollout_id=first.rollout_ids[0])
+    assert await taking == [first] and first.whole, "it is in the next step, once"
+
+
+async def test_a_group_that_is_too_old_waits_for_no_reward(store: LightningStore) -> None:
+    running = InFlight(store, RewardWait(3600.0, store.rewarded))
+    await running.enqueue([[EnqueueRolloutRequest(input={"task": 1})] * 2], step=1)
+    (old,) = running.groups
+    await finish(store, old)
+    assert await running.take(1, step=3, oldest_step=1, timeout_seconds=HANG_SECONDS) == [old]
+    assert old.whole and not old.unrewarded
+
+
+async def test_rewards_are_of_named_sources(store: LightningStore) -> None:
+    begun = await store.start_rollout({"question": 1})
+    await store.add_reward(1.0, rollout_id=begun.rollout_id, source="ann")
+    asked = [None, ["ann", "bob"], ["bob"], ["agent"], ["runner"]]
+    assert [bool(await store.rewarded([begun.rollout_id], sources)) for sources in asked] == [True, True, False, False, False]
+    traces = await store.traces([begun.rollout_id])
+    key = (begun.rollout_id, begun.attempt.attempt_id)
+    assert [key in traces.trusting(sources).rewards for sources in asked] == [True, True, False, False, False]
+    assert [reward.source for reward in traces.rewards[key]] == ["ann"]
