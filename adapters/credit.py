@@ -23,7 +23,7 @@ import functools
 import math
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field, replace
-from typing import Any, Final, NamedTuple
+from typing import Any, Final, Literal, NamedTuple
 
 import numpy as np
 from numpy.typing import NDArray
@@ -250,9 +250,10 @@ def group_advantages(values: Array, groups: NDArray[np.int64], *, epsilon: float
 class Rule:
     """How the returns of calls are computed and compared."""
 
+    returns: Literal["final", "to_go"] | Function = "to_go"
+    """`final`: each call has the reward of its attempt."""
     discount: float = 1.0
-    function: Function | None = None
-    """Computes the returns instead of `to_go`."""
+    """Of `to_go`."""
     states: bool = False
     """Compare attempts as a whole, and calls with those of the same state (`by_state`); else calls with those at the same place."""
     state_weight: float = 1.0
@@ -303,7 +304,8 @@ def credit(
     keys = list(zip(batch.rollout_id, batch.attempt_id, strict=True))
     trees = attempt_trees(traces, keys, reward_name)
     of_batch = dict(zip(keys, batch.reward.tolist(), strict=True))
-    trees = {key: tree if tree.rewards else _with_reward(tree, of_batch[key]) for key, tree in trees.items()}
+    whole = rule.returns == "final"
+    trees = {key: _with_reward(tree, of_batch[key]) if whole or not tree.rewards else tree for key, tree in trees.items()}
     if permuted is not None:
         trees = _permuted(trees, permuted)
     place_of = {row: (key, place) for key, tree in trees.items() for place, call in enumerate(tree.calls) for row in call.rows}
@@ -328,16 +330,16 @@ def _with_reward(tree: AttemptTree, value: float) -> AttemptTree:
 
 
 def _permuted(trees: Mapping[AttemptKey, AttemptTree], permuted: Callable[[list[float]], list[float]]) -> dict[AttemptKey, AttemptTree]:
-    values = iter(permuted([reward.value for tree in trees.values() for reward in tree.rewards]))
+    values = iter(list(permuted([reward.value for tree in trees.values() for reward in tree.rewards])))
     return {key: replace(tree, rewards=[replace(reward, value=next(values)) for reward in tree.rewards]) for key, tree in trees.items()}
 
 
 def _returns(tree: AttemptTree, rule: Rule, key: AttemptKey) -> NDArray[np.float64]:
-    if rule.function is None:
-        return to_go(tree, rule.discount)
-    name = getattr(rule.function, "__qualname__", repr(rule.function))
+    if isinstance(rule.returns, str):
+        return to_go(tree, rule.discount if rule.returns == "to_go" else 1.0)
+    name = getattr(rule.returns, "__qualname__", repr(rule.returns))
     try:
-        found = np.asarray(list(rule.function(tree)), np.float64)
+        found = np.asarray(list(rule.returns(tree)), np.float64)
     except Exception as error:  # user code: any error becomes a message that names it
         raise AgentError(f"{name} failed on attempt {key[1]} of rollout {key[0]}: {type(error).__name__}: {error}") from error
     if found.shape != (len(tree.calls),) or not np.isfinite(found).all():

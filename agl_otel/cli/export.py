@@ -27,7 +27,7 @@ from agl_otel.cli.training_files import WRITERS, Write, check_target, to_stdout,
 from agl_otel.cli.training_steps import run_id_of
 from agl_otel.errors import NotFoundError, UsageError, writing
 from agl_otel.queue.client import QueueClient
-from agl_otel.runner.loading import load_function
+from agl_otel.service.loading import load_function
 from agl_otel.stack.sharing import open_store
 from agl_otel.store import Store
 from agl_otel.text import json_text

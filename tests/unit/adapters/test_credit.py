@@ -179,7 +179,7 @@ def test_advantages_equal_enumeration(states: bool, by_agent: bool) -> None:
             name: [[1], *([9, chance.randint(1, 3)] for _ in made.calls)][: len(made.calls)] for name, made in trees.items()
         }  # no prompt goes on from an earlier one
         versions = {name: chance.choice("12") for name in names}
-        rule = Rule(chance.choice([1.0, 0.5]), None, states, chance.choice([1.0, 0.3]), by_agent)
+        rule = Rule("to_go", chance.choice([1.0, 0.5]), states, chance.choice([1.0, 0.3]), by_agent)
         scaled = chance.choice([True, False])
         rule = replace(rule, compare=partial(group_advantages, scaled=scaled))
         traces = columns_of(trees, prompts, versions)
@@ -253,14 +253,14 @@ def test_a_users_function_gives_the_returns() -> None:
 
     traces = TracesBuilder().build(CallRow(call=1), CallRow(call=2, prompt=[9]))
     batch = to_transitions(traces)
-    assert credit(traces, batch, np.zeros(2, np.int64), Rule(function=backwards)).returns.tolist() == [3, 2]
+    assert credit(traces, batch, np.zeros(2, np.int64), Rule(returns=backwards)).returns.tolist() == [3, 2]
 
 
 @pytest.mark.parametrize("wrong", [lambda _: [1.0], lambda _: [1.0, math.nan], lambda _: None, lambda attempt: attempt.calls])
 def test_a_users_function_that_fails_is_named(wrong: Any) -> None:
     traces = TracesBuilder().build(CallRow(call=1), CallRow(call=2, prompt=[9]))
     with pytest.raises(AgentError, match=r"lambda.* attempt at-1 of rollout ro-1"):
-        credit(traces, to_transitions(traces), np.zeros(2, np.int64), Rule(function=wrong))
+        credit(traces, to_transitions(traces), np.zeros(2, np.int64), Rule(returns=wrong))
 
 
 def test_a_reward_is_earned_by_the_calls_that_its_evaluation_names() -> None:
