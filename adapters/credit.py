@@ -4,8 +4,10 @@ This is the one place that decides which calls a reward belongs to. A reward may
 or an evaluation of a sub-agent's span, an evaluation of a call or of its response. Calls are in the order of the collector's sequence; the
 choices of one call share its place, and calls without a whole reply are no steps.
 
-1. The calls that *earn* a reward are: the one that it names (span or response id); else those at or below its span; else those before it
-   below the nearest span above it that has any; else those of the attempt before it; and if there are none, all.
+1. The calls that *earn* a reward are: the one that it names (span or response id); else those at or below its span; else those below the
+   nearest span above it that has any (without such a span those of the attempt) that came before it, or all of these if none did. A call
+   came before a reward if it, or a span around it, has a lower number: the spans of one process are numbered as they ended, but those of
+   agent and proxy may overtake each other.
 2. The reward is *received* by the calls that earned it and by all calls before the first of these. Calls of a parallel branch that came
    in between do not receive it.
 3. The return of a call is the sum of the rewards that it receives, each times `discount` to the power of the later calls that receive it,
@@ -86,6 +88,12 @@ class AttemptTree:
             span_id = span.parent
             seen.add(span_id)
             yield span_id
+
+    def ended(self, place: int) -> int:
+        """Return the lowest number of a call and the spans around it; that of the attempt is given before the agent starts."""
+        call = self.calls[place]
+        around = (self.spans.get(above) for above in self.above(call.span_id))
+        return min([call.sequence, *(span.sequence for span in around if span is not None and span.name != conventions.SPAN_ATTEMPT)])
 
     @functools.cached_property
     def _index(self) -> _Index:
@@ -183,14 +191,9 @@ def earners(tree: AttemptTree, reward: Reward) -> list[int]:
     span = tree.spans.get(reward.span_id)
     at = span.sequence if span is not None else reward.sequence if reward.time is None else math.inf
 
-    def before(places: Sequence[int]) -> list[int]:
-        return [place for place in places if tree.calls[place].sequence < at]
-
-    for above in tree.above(reward.span_id):
-        if found := before(tree.below(above)):
-            return found
-    every = range(len(tree.calls))
-    return before(every) or list(every)
+    around = (found for above in tree.above(reward.span_id) if (found := tree.below(above)))
+    own = next(around, [*range(len(tree.calls))])
+    return [place for place in own if tree.ended(place) < at] or own
 
 
 def to_go(tree: AttemptTree, discount: float = 1.0) -> NDArray[np.float64]:

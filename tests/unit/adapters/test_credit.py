@@ -63,6 +63,23 @@ PARALLEL = {"root": ("", 99), "a": ("root", 30), "b": ("root", 31), "a1": ("a", 
         (tree(STEPS, ["c1", "c2", "c3", "c4"], ("tool", 1), ("note1", 3)), 1.0, [4, 4, 0, 0]),  # another span: both count
         (tree(PARALLEL, ["a1", "b1", "a2", "b2"], ("a", 1)), 1.0, [1, 0, 1, 0]),  # b1 came in between, in another branch
         (tree(PARALLEL, ["a1", "b1", "a2", "b2"], ("b", 1)), 1.0, [1, 1, 0, 1]),  # a1 came before b began
+        # the call's span arrived after the reward of its step; after that of its client, which arrived before it
+        (
+            tree(
+                FLAT | {"s": ("root", 8), "c1": ("s", 7), "note1": ("s", 6), "c2": ("s0", 9), "s0": ("root", 1)}, ["c1", "c2"], ("note1", 1)
+            ),
+            1.0,
+            [1, 0],
+        ),
+        (
+            tree(
+                {"root": ("", 1), "http": ("root", 2), "c1": ("http", 5), "note1": ("root", 3), "c2": ("root", 6)},
+                ["c1", "c2"],
+                ("note1", 1),
+            ),
+            1.0,
+            [1, 0],
+        ),
         (tree({"c1": ("", 5), "c2": ("", 6), "note1": ("", 1)}, ["c1", "c2"], ("note1", 1)), 1.0, [1, 1]),  # before any call: of all
     ],
 )
@@ -95,7 +112,11 @@ def enumerated(made: AttemptTree, discount: float) -> list[float]:
         earned: list[int] = []
         for level, above in enumerate(climbs(spans, reward.span_id)):
             below = [place for place, call in enumerate(made.calls) if above in climbs(spans, call.span_id)]
-            earned = [place for place in below if level == 0 or made.calls[place].sequence < at]
+            numbers = [
+                min(spans[each].sequence for each in climbs(spans, made.calls[place].span_id) if each in spans and each != "root")
+                for place in below
+            ]
+            earned = [place for place, number in zip(below, numbers, strict=True) if level == 0 or number < at] or below
             if earned:
                 break
         if not earned:
