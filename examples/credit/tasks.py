@@ -18,7 +18,7 @@ def train(target: int = 1) -> list[dict[str, list[str]]]:
 def val(target: int = 1) -> list[dict[str, list[str]]]:
     """Return tasks with held-out numbers, in a fixed order."""
     source = random.Random(0)
-    return [task(source.sample(HELD_OUT_NUMBERS, STEPS), target) for _ in range(64)]
+    return [task(source.sample(HELD_OUT_NUMBERS, STEPS), target) for _ in range(32)]
 
 
 def task(numbers: list[int], target: int) -> dict[str, list[str]]:

@@ -28,7 +28,7 @@ pytestmark = pytest.mark.full
 SEEDS: Final = range(10)
 ACTIONS: Final = 4
 """The whole vocabulary: two of these tokens name a state."""
-GROUP_SIZE: Final = 8
+GROUP_SIZE: Final = 16
 LEARNING_RATE: Final = 2e-3
 MOST_STEPS: Final = 80
 """A run that has not reached the target by then counts as if it had then, in favour of rollout-level GRPO."""
@@ -75,8 +75,8 @@ class World:
 
 
 def luck() -> float:
-    """Draw what no action changes: normal, as large as the reward of a right action."""
-    return float(torch.randn(()))
+    """Draw what no action changes: normal, one and a half times as large as the reward of a right action."""
+    return 1.5 * float(torch.randn(()))
 
 
 def stepwise(world: World, act: Actor) -> list[Attempt]:
