@@ -1,4 +1,4 @@
-"""An agent of five steps, each rewarded by itself: the OpenAI SDK, five model calls. A reward belongs to the step in which it is emitted."""
+"""An agent of five steps: the OpenAI SDK, five model calls. Each reward belongs to the step in whose span it is emitted."""
 
 from __future__ import annotations
 
