@@ -38,11 +38,11 @@ def _dpo(row: Row) -> Row:
 
 
 def _tinker(row: Row) -> Row:
-    """Make a Datum's columns; the weight is 1 where the next token is the model's."""
+    """Make a Datum's columns; the weight is 1 where the next token is the model's, or the return of its call."""
     ids, labels = row["input_ids"], row["labels"]
     kept = {key: row[key] for key in ("rollout_id", "attempt_id", "agent", "reward", "model_version", *SAMPLING)}
-    weights = [0.0 if label == IGNORED else 1.0 for label in labels[1:]]
-    return {**kept, "model_input": ids[:-1], "target_tokens": ids[1:], "weights": weights}
+    weights = row.get("weights") or [0.0 if label == IGNORED else 1.0 for label in labels]
+    return {**kept, "model_input": ids[:-1], "target_tokens": ids[1:], "weights": weights[1:]}
 
 
 def _openai(row: Row) -> Row:

@@ -20,18 +20,19 @@ from numpy.typing import NDArray
 
 from agl_otel.adapters.call_rewards import call_rewards
 from agl_otel.adapters.chats import CHAT_REFUSALS, conversations, unfit
+from agl_otel.adapters.credit import call_returns
 from agl_otel.adapters.lengths import LENGTH_REFUSALS, limit_lengths, pick
 from agl_otel.adapters.messages import image_urls, whole_messages
 from agl_otel.adapters.selection import SELECTION_REFUSALS, check_selection, left_out, task_key
 from agl_otel.adapters.texts import conversation_at
-from agl_otel.adapters.token_columns import routed_experts, token_versions
+from agl_otel.adapters.token_columns import pieces, routed_experts, token_versions
 from agl_otel.adapters.trajectories import ATTEMPT_REFUSALS, CALL_REFUSALS, TrajectoryBatch, taken_attempts, to_trajectories
 from agl_otel.adapters.triplets import whole_triplets
 from agl_otel.errors import AgentError, UsageError
 from agl_otel.spans.calls import repeated
 from agl_otel.spans.tolerant import MALFORMED
 from agl_otel.types import Span
-from agl_otel.types.columns import AttemptKey, Reward, Traces, shared
+from agl_otel.types.columns import AttemptKey, Ragged, Reward, Traces, shared
 from agl_otel.types.spans import in_json
 
 Row = dict[str, Any]
@@ -67,7 +68,10 @@ class Reading:
     call_rewards: bool = False
     """Take a call's own reward (call_rewards.py), not its attempt's; calls without one get `fill_reward`, or count as `no_call_reward`."""
     discount: float | None = None
-    """Multiply the attempt's reward by this once for each later call of the attempt."""
+    """Multiply the attempt's reward by this once for each later call of the attempt; with `returns`, of those."""
+    returns: bool = False
+    """Add what each call has earned of the rewards along the span tree (credit.py): `returns`, one for each call of the row, and the same
+    for each token: `token_returns`, in `sft` and `tinker` `weights`."""
     max_prompt_tokens: int | None = None
     max_response_tokens: int | None = None
     adapter: str = ""
@@ -90,7 +94,9 @@ class Reading:
         by_tokens = self.calls_alone and self.form in TOKEN_FORMS
         if self.call_rewards and (self.discount is not None or not by_tokens):
             raise UsageError("rewards of calls are for transitions: add by_call (--by-call), in a form of token ids, and no discount")
-        if self.discount is not None and not by_tokens:
+        if self.returns and (self.form not in TOKEN_FORMS - PAIR_FORMS or self.adapter):
+            raise UsageError(f"returns are those of calls with token ids: use a form of {', '.join(sorted(TOKEN_FORMS - PAIR_FORMS))}")
+        if self.discount is not None and not by_tokens and not self.returns:
             raise UsageError("a discount is for the calls of an attempt: add by_call (--by-call), in a form of token ids")
 
     @property
@@ -209,7 +215,7 @@ def _batch(reading: Reading, traces: Traces) -> TrajectoryBatch:
         batch = _selected(reading, traces, batch)
     if reading.call_rewards:
         return _by_own_reward(reading, traces, batch)
-    return batch if reading.discount is None else replace(batch, reward=_discounted(batch, reading.discount))
+    return batch if reading.discount is None or reading.returns else replace(batch, reward=_discounted(batch, reading.discount))
 
 
 def _by_own_reward(reading: Reading, traces: Traces, batch: TrajectoryBatch) -> TrajectoryBatch:
@@ -287,7 +293,14 @@ def _of_calls(column: NDArray[np.float64] | None, rows: NDArray[Any]) -> list[fl
 
 def _trajectories(reading: Reading, traces: Traces, _: Sequence[Span]) -> Rows:
     batch = _batch(reading, traces)
-    return Rows([_row(traces, batch, place) for place in range(len(batch))], batch.refused, batch.breaks)
+    rows = [_row(traces, batch, place) for place in range(len(batch))]
+    if reading.returns:
+        discount = 1.0 if reading.discount is None else reading.discount
+        of_calls = Ragged(call_returns(traces, batch, discount, reading.reward), batch.rows.offsets)
+        for place, (row, values) in enumerate(zip(rows, of_calls, strict=True)):
+            row["returns"] = values.tolist()
+            row["token_returns"] = _of_each_token(traces, batch.rows[place].tolist(), row["returns"], row["response_mask"])
+    return Rows(rows, batch.refused, batch.breaks)
 
 
 def _sft(reading: Reading, traces: Traces, _: Sequence[Span]) -> Rows:
@@ -296,8 +309,19 @@ def _sft(reading: Reading, traces: Traces, _: Sequence[Span]) -> Rows:
     for row in found.rows:
         prompt, response, mask = row.pop("prompt_ids"), row.pop("response_ids"), row.pop("response_mask")
         row.pop("logprobs")
+        if reading.returns:
+            row["weights"] = [0.0] * len(prompt) + row.pop("token_returns")
         row["input_ids"] = prompt + response
         row["labels"] = [IGNORED] * len(prompt) + [token if written else IGNORED for token, written in zip(response, mask, strict=True)]
+    return found
+
+
+def _of_each_token(traces: Traces, rows: Sequence[int], values: Sequence[float], mask: list[int]) -> list[float]:
+    """Return the value of its call for each token of a response, 0 where the model did not write it."""
+    found = [0.0] * len(mask)
+    for value, piece in zip(values, pieces(traces.calls, rows, np.array(mask)), strict=False):  # a cut response may lack the last
+        end = min(piece.start + piece.length, len(mask))
+        found[piece.start : end] = [value] * (end - piece.start)
     return found
 
 

@@ -14,6 +14,7 @@ from typing import Any, Final, Literal
 import numpy as np
 from numpy.typing import NDArray
 
+from agl_otel.adapters.token_columns import spread
 from agl_otel.types.columns import CallColumns, Ragged
 from agl_otel.types.sampling import LEAST_TEMPERATURE, NEUTRAL, Contract
 from agl_otel_hook import conventions
@@ -95,9 +96,7 @@ def token_temperatures(calls: CallColumns, rows: Ragged, *, default: float) -> R
     """
     row: Any = rows.values
     of_calls = np.where(np.isnan(calls.temperature[row]), default, calls.temperature[row]).astype(np.float32)
-    lengths = calls.response.lengths[row]
-    offsets = np.concatenate([[0], np.cumsum(lengths)])[rows.offsets]
-    return Ragged(np.repeat(of_calls, lengths), offsets)
+    return spread(calls, rows, of_calls)
 
 
 def sampling_notes(attributes: Mapping[str, Any], told: Mapping[str, Any]) -> list[str]:

@@ -9,7 +9,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from agl_otel.spans.tolerant import MALFORMED, json_of
-from agl_otel.types.columns import CallColumns, CallTexts
+from agl_otel.types.columns import CallColumns, CallTexts, Ragged
 from agl_otel.types.experts import decode, encode
 
 
@@ -34,6 +34,17 @@ def pieces(calls: CallColumns, rows: Sequence[int], mask: NDArray[Any]) -> Itera
         length = int(calls.response.offsets[row + 1] - calls.response.offsets[row])
         yield Piece(row, int(written[taken]), length)
         taken += length
+
+
+def spread(calls: CallColumns, rows: Ragged, values: NDArray[Any]) -> Ragged:
+    """Return the value of its call for each token that the model wrote: a row for each trajectory.
+
+    `rows`: TrajectoryBatch.rows of trajectories that no length limit has cut; `values`: one for each entry of `rows.values`.
+    """
+    row: Any = rows.values
+    lengths = calls.response.lengths[row]
+    offsets = np.concatenate([[0], np.cumsum(lengths)])[rows.offsets]
+    return Ragged(np.repeat(values, lengths), offsets)
 
 
 def token_versions(calls: CallColumns, texts: CallTexts, rows: Sequence[int], mask: NDArray[Any]) -> list[str] | None:

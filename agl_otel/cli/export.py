@@ -27,7 +27,7 @@ from agl_otel.cli.training_files import WRITERS, Write, check_target, to_stdout,
 from agl_otel.cli.training_steps import run_id_of
 from agl_otel.errors import NotFoundError, UsageError, writing
 from agl_otel.queue.client import QueueClient
-from agl_otel.runner.loading import load_function
+from agl_otel.service.loading import load_function
 from agl_otel.stack.sharing import open_store
 from agl_otel.store import Store
 from agl_otel.text import json_text
@@ -69,6 +69,7 @@ _READING_OPTIONS: Final = tuple(each.name for each in fields(Reading))
     "--call-rewards", is_flag=True, default=None, help="With --by-call: use the reward that the agent gave a call, not its attempt's."
 )
 @click.option("--discount", type=Finite(), help="With --by-call: factor on the reward for each later call of the attempt.  [default: 1]")
+@click.option("--returns", is_flag=True, default=None, help="Add what each call has earned of all rewards of its attempt, with --discount.")
 @click.option("--max-prompt-tokens", type=Whole(1), help="Refuse longer prompts.")
 @click.option("--max-response-tokens", type=Whole(1), help="Truncate longer responses.")
 @click.option("--adapter", metavar="FUNCTION", help="Instead of --as: a function from an attempt's spans to rows.")
@@ -185,7 +186,9 @@ async def _pages(store: Store, ids: Sequence[str], readings: Sequence[Reading]) 
     ids = ids if len(ids) <= size else sorted(ids)
 
     async def read(some: Sequence[str]) -> tuple[Traces, Sequence[Span]]:
-        traces = await store.traces(some, deadline_seconds=0, texts=not all(map(reads_spans, readings)))
+        traces = await store.traces(
+            some, deadline_seconds=0, texts=not all(map(reads_spans, readings)), tree=any(each.returns for each in readings)
+        )
         known = [rollout.rollout_id for rollout in traces.rollouts]
         return traces, await store.spans(known) if known and any(map(needs_spans, readings)) else []
 

@@ -17,7 +17,7 @@ from agl_otel.cli.traces import show_rollout
 from agl_otel.errors import AgentError, UsageError
 from agl_otel.runner.injection import inject_option
 from agl_otel.runner.job import Grader, check_grader
-from agl_otel.runner.loading import load_function
+from agl_otel.service.loading import load_function
 from agl_otel.types.options import Finite
 from agl_otel.types.strict import strict_json, why_no_json
 

@@ -18,13 +18,17 @@ from agl_otel.jobs.job import Job
 from agl_otel.jobs.memory import Findings
 from agl_otel.jobs.memory_check import look_at
 from agl_otel.jobs.served import ServedRun, adapter_rank, fingerprint_of, needs_of_policy, notes_of_policy, policy_made, served_options
+from agl_otel.service.loading import load_function
 
 if TYPE_CHECKING:
     from agl_otel.algorithms.grpo.algorithm import GRPO
 
 notes = notes_of_policy
 _SET_BY_JOB: Final = frozenset(
-    {"model_dir", "model_server_url", "weights_dir", "run_dir", "on_step", "validator", "rollout_config", *OPTION_GROUPS}
+    {
+        *("model_dir", "model_server_url", "weights_dir", "run_dir", "on_step", "validator", "rollout_config", "credit_function"),
+        *OPTION_GROUPS,
+    }
 )
 
 
@@ -40,6 +44,7 @@ def needs(job: Job) -> list[Need]:
         lambda: check_sinks(job.options.get("metrics")),
         lambda: require_lora() if job.options.get("lora_rank") is not None else None,
         lambda: _check_options(job),
+        lambda: _credit_function(job),
         lambda: check_timeouts(job, job.options.get("step_timeout_seconds", Rollouts.step_timeout_seconds)),
         lambda: Findings(warnings=samples_otherwise(job.policy.vllm_options)),
         lambda: Findings(warnings=_rollouts_warnings(job.options)),
@@ -74,6 +79,14 @@ def _check_options(job: Job) -> None:
         GRPOOptions.from_options(model_dir="", model_server_url="", **without(job.options, "metrics", *adapter))
 
 
+def _credit_function(job: Job) -> Callable[..., Any] | None:
+    """Return the function that `credit` names; None without one. Raises UsageError where it cannot be loaded."""
+    if ":" not in (reference := str(job.options.get("credit", ""))):
+        return None
+    with of_table("algorithm"):
+        return load_function(job.located(reference))
+
+
 def fingerprint(job: Job, folder: Path) -> Fingerprint | None:
     """Return the fingerprint with which the run in `folder` is resumed; None if its policy is yet to be created. Raises what `policy_made`
     raises."""
@@ -88,6 +101,7 @@ def _made(job: Job, model_dir: Path, server_url: str, **more: Any) -> GRPO:
         model_dir=model_dir,
         model_server_url=server_url,
         rollout_config=job.agent.rollout_config,
+        credit_function=_credit_function(job),
         **more,
         **served_options(job),
     )

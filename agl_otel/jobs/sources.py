@@ -22,13 +22,15 @@ _log = logging.getLogger(__name__)
 
 
 def sources_of(job: Job) -> dict[str, str]:
-    """Return {role: reference, "role file": SHA-256} of the job's agent, grader and custom algorithm; `role` is one of these words.
+    """Return {role: reference, "role file": SHA-256} of the job's agent, grader, custom algorithm and credit; `role` is one of these words.
 
     A file's name is relative to the job's folder if it lies there. A command's reference is a digest, since it may hold a key.
     """
     agent, name, folder = job.agent, str(job.algorithm.get("name", "")), job.folder.resolve()
     found: dict[str, str] = {}
-    for role, reference in (("agent", agent.function), ("grader", agent.grader), ("algorithm", name if ":" in name else None)):
+    credit = str(job.algorithm.get("credit", ""))
+    named = {"algorithm": name if ":" in name else None, "credit": credit if ":" in credit else None}
+    for role, reference in {"agent": agent.function, "grader": agent.grader, **named}.items():
         if reference is not None:
             found |= {role: reference, **_digests(role, folder, _of_reference(folder, reference))}
     if agent.command and not agent.function:

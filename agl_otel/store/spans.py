@@ -112,19 +112,22 @@ class Spans(Connected):
         *,
         deadline_seconds: float = 5.0,
         texts: bool = False,
+        tree: bool = False,
         barrier: bool = True,
     ) -> Traces:
         """Read all observations of the rollouts as columns, behind a barrier, with a verdict for every attempt.
 
-        Incomplete attempts are read again until `deadline_seconds` have passed. `texts`: include the content of every call. Without
-        `barrier` the latest spans may be missing.
+        Incomplete attempts are read again until `deadline_seconds` have passed. `texts`: include the content of every call;
+        `tree`: all spans with their parents, for credit (adapters/credit.py). Without `barrier` the latest spans may be missing.
         """
         connection = await self._open()
         ids = [rollout if isinstance(rollout, str) else rollout.rollout_id for rollout in rollouts]
         found, attempts = await asyncio.gather(connection.queue.query_rollouts(rollout_id_in=ids), connection.queue.query_attempts(ids))
         by_id = {rollout.rollout_id: rollout for rollout in found}
         in_order = [by_id[rollout_id] for rollout_id in ids if rollout_id in by_id]
-        return await connection.reader.traces(in_order, list(attempts), barrier=barrier, deadline_seconds=deadline_seconds, texts=texts)
+        return await connection.reader.traces(
+            in_order, list(attempts), barrier=barrier, deadline_seconds=deadline_seconds, texts=texts, tree=tree
+        )
 
 
 async def _with_records(

@@ -16,9 +16,9 @@ from agl_otel.traces.names import NAMES
 
 Table = Any
 """A pyarrow.Table (pyarrow ships no types)."""
-_STORED: Final = ["RolloutId", "AttemptId", "SpanId", "ParentSpanId", "SequenceId", "Identity", "HasMedia"]
+_STORED: Final = ["RolloutId", "AttemptId", "SpanId", "ParentSpanId", "SequenceId", "Identity", "SpanName", "IsRecord", "HasMedia"]
 _TOKENS: Final = ["PromptTokenIds", "ResponseTokenIds", "ResponseLogprobs"]
-_READ: Final = [*_STORED, "Timestamp", "SpanName", "Facts", "Rewards", "Evaluated", "IsRecord"]
+_READ: Final = [*_STORED, "Timestamp", "Facts", "Rewards", "Evaluated"]
 _TEXTS: Final = {
     "Process": "process",
     "Caller": "caller",

@@ -40,6 +40,7 @@ from agl_otel.traces.tokens import (
     distinct_in_order,
     reward_rows,
     rollouts_to_read,
+    span_columns,
     with_responses,
 )
 from agl_otel.traces.trace_query import MANY, FoundTrace, TraceQuery
@@ -363,15 +364,17 @@ class TraceReader:
         barrier: bool = True,
         deadline_seconds: float = 5.0,
         texts: bool = False,
+        tree: bool = False,
     ) -> Traces:
         """Read all observations of `rollouts`, with a verdict for each of `attempts`.
 
         Incomplete attempts are read again until `deadline_seconds` have passed, since their last spans may still arrive; collectors that
         do not answer are retried as long. If some never answer, spans that they acked may be missing: attempts that are not complete
         anyway then count as incomplete, and the reasons name those collectors. The calls' content is read with `texts`, else only for
-        rollouts with a split trajectory or images. Raises UnavailableError if ClickHouse does not answer by the deadline; a slow read is
-        waited for while it answers pings. Many rollouts are read in parts (ROLLOUTS_PER_QUERY), a part that is too large for one read of
-        ClickHouse in smaller ones; if a single rollout is too large, its attempts are incomplete.
+        rollouts with a split trajectory or images; `tree`: return all spans with their parents, too. Raises UnavailableError if ClickHouse
+        does not answer by the deadline; a slow read is waited for while it answers pings. Many rollouts are read in parts
+        (ROLLOUTS_PER_QUERY), a part that is too large for one read of ClickHouse in smaller ones; if a single rollout is too large, its
+        attempts are incomplete.
         """
         ids = [rollout.rollout_id for rollout in rollouts]
         began = time.monotonic()
@@ -416,6 +419,7 @@ class TraceReader:
             rewards=with_responses(rewards_of(rewarded), table),
             verdicts=verdicts,
             texts=call_texts(contents, calls) if read else None,
+            tree=span_columns(table) if tree else None,
             spans=facts.spans,
             highest_sequence=facts.highest_sequence,
             digest=facts.digest,

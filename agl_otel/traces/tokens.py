@@ -16,7 +16,7 @@ from numpy.typing import NDArray
 
 from agl_otel.spans.calls import error_of_call
 from agl_otel.spans.history import expand_texts, expand_tools
-from agl_otel.types.columns import AttemptKey, CallColumns, CallTexts, Ragged, Reward
+from agl_otel.types.columns import AttemptKey, CallColumns, CallTexts, Ragged, Reward, SpanColumns
 from agl_otel.types.sampling import Contract
 
 Table = Any
@@ -142,6 +142,21 @@ def call_columns(table: Table) -> CallColumns:
         contract=contracts,
         top_p=_numbers(calls, "TopP", np.float64),
         response_id=strings(calls, "ResponseId"),
+    )
+
+
+def span_columns(table: Table) -> SpanColumns:
+    """Return the spans in the table of observed.py as columns."""
+    import pyarrow as pa
+
+    spans = table.drop_columns([*_TOKEN_COLUMNS, "Rewards"]).filter(pa.array(~column(table, "IsRecord").astype(bool)))
+    return SpanColumns(
+        rollout_id=strings(spans, "RolloutId"),
+        attempt_id=strings(spans, "AttemptId"),
+        span_id=strings(spans, "SpanId"),
+        parent_span_id=strings(spans, "ParentSpanId"),
+        name=strings(spans, "SpanName"),
+        sequence=_numbers(spans, "SequenceId", np.uint64),
     )
 
 

@@ -158,6 +158,21 @@ class CallTexts:
 
 
 @dataclass(frozen=True)
+class SpanColumns:
+    """The tree of spans: one row for each span, in no order."""
+
+    rollout_id: list[str]
+    attempt_id: list[str]
+    span_id: list[str]
+    parent_span_id: list[str]
+    name: list[str]
+    sequence: NDArray[np.uint64]
+
+    def __len__(self) -> int:
+        return len(self.rollout_id)
+
+
+@dataclass(frozen=True)
 class Reward:
     """One dimension of one reward annotation, or an evaluation."""
 
@@ -192,6 +207,8 @@ class Traces:
     """For every attempt of the rollouts, including those without spans."""
     texts: CallTexts | None = None
     """The calls' content, if requested or needed (to explain split reasons, or for images); else None."""
+    tree: SpanColumns | None = None
+    """All spans, if requested; else None."""
     call_errors: Counter[str] = field(default_factory=Counter[str])
     """What model servers answered instead of a reply, as "HTTP 400: stop is not supported": {text: number of calls}."""
     spans: int = 0
@@ -220,6 +237,7 @@ class Traces:
             first.rewards | second.rewards,
             first.verdicts | second.verdicts,
             texts,
+            _joined(first.tree, second.tree) if first.tree is not None and second.tree is not None else None,
             first.call_errors + second.call_errors,
             spans=first.spans + second.spans,
             highest_sequence=first.highest_sequence | second.highest_sequence,

@@ -23,14 +23,15 @@ import torch
 from numpy.typing import NDArray
 
 from agl_otel.adapters.lengths import pick, readable
+from agl_otel.adapters.ragged import take
 from agl_otel.adapters.sampling import Assumed, token_temperatures
 from agl_otel.adapters.trajectories import TrajectoryBatch, to_trajectories
 from agl_otel.algorithms.base import Algorithm
+from agl_otel.algorithms.grpo.advantages import Scored, credit_rule, scored
 from agl_otel.algorithms.grpo.checkpoint import last_checkpoint
 from agl_otel.algorithms.grpo.groups import REWARD_SECONDS, Group, InFlight, RewardWait, Take, TaskOrder, as_take, group_rollouts
 from agl_otel.algorithms.grpo.learner import NO_UPDATE, Learner, Update
 from agl_otel.algorithms.grpo.lora import with_lora
-from agl_otel.algorithms.grpo.objective import group_advantages
 from agl_otel.algorithms.grpo.options import GRPOOptions
 from agl_otel.algorithms.grpo.policy import checkpoint_activations, load_policy, release_memory
 from agl_otel.algorithms.grpo.progress import Progress
@@ -50,7 +51,7 @@ from agl_otel.types import (
     Rollout,
     TrainingStep,
 )
-from agl_otel.types.columns import Traces
+from agl_otel.types.columns import Ragged, Traces
 from agl_otel.types.sampling import POLICY, all_parameters
 
 _NOT_COMPARED: Final = frozenset(
@@ -73,6 +74,7 @@ class GRPO(GRPOOptions, Algorithm):
         self._shuffle = random.Random(f"{self.schedule.seed}/shuffle")
         self._run: RunFolder | None = None
         self._offline: list[Group] = []
+        self._rule = credit_rule(self.advantages, self.credit_function, scaled=self.objective.scale_advantages)
 
     @property
     def sampling_parameters(self) -> dict[str, Any]:
@@ -214,7 +216,8 @@ class GRPO(GRPOOptions, Algorithm):
             if self.rollouts.offline_mode is None:
                 await self._serving.check_server()
             clock.lap("rollout")
-            found = (await store.traces(_finished(new))).trusting(self.rollouts.reward_sources)
+            found = await store.traces(_finished(new), tree=self._rule is not None)
+            found = found.trusting(self.rollouts.reward_sources)
             traces = found if traces is None else Traces.joined(traces, found)
             read = self._read(traces, groups, clock)
             clock.lap("read")
@@ -322,12 +325,11 @@ class GRPO(GRPOOptions, Algorithm):
         places = np.array([place[rollout_id] for rollout_id in batch.rollout_id])
         batch, places = pick(batch, np.argsort(places, kind="stable")), np.sort(places)
         _, first, back = np.unique(places, return_index=True, return_inverse=True)
-        rewards = batch.reward[first]
-        learnt = rewards[self._shuffle.sample(range(len(rewards)), len(rewards))] if self.rollouts.shuffle_rewards else rewards
         of_group = np.array([group_of[batch.rollout_id[row]] for row in first])
         dense = np.unique(of_group, return_inverse=True)[1]  # groups numbered 0, 1, … without those that gave no trajectory
-        advantages = group_advantages(torch.from_numpy(learnt), torch.from_numpy(dense), scaled=self.objective.scale_advantages).numpy()
-        informative = set(of_group[advantages != 0].tolist())
+        permuted = self._permuted if self.rollouts.shuffle_rewards else None
+        found = scored(traces, batch, back, dense, self._rule, scaled=self.objective.scale_advantages, permuted=permuted)
+        informative = {group_of[batch.rollout_id[row]] for row in np.flatnonzero(found.learns).tolist()}
         rows = np.array([group_of[rollout_id] in informative for rollout_id in batch.rollout_id])
         sizes = np.bincount(dense)
         if singletons := [batch.rollout_id[row] for row in first[sizes[dense] == 1]]:
@@ -335,7 +337,7 @@ class GRPO(GRPOOptions, Algorithm):
         return _StepData(
             traces,
             batch,
-            advantages[back],
+            found,
             [group for number, group in enumerate(groups) if number in informative],
             rows,
             clock,
@@ -343,10 +345,14 @@ class GRPO(GRPOOptions, Algorithm):
             singleton_groups=len(singletons),
         )
 
+    def _permuted(self, values: Any) -> Any:
+        """Return the values in random order."""
+        return np.asarray(values)[self._shuffle.sample(range(len(values)), len(values))]
+
     async def _learn(self, read: _StepData) -> Update:
         """Update the weights; NO_UPDATE where the rewards are equal within each group and no KL term pulls the weights back."""
         batch, advantages = self._trained_on(read)
-        if not advantages.any() and not self.objective.needs_no_advantages:  # spares the passes of which no gradient comes
+        if not read.scored.learns.any() and not self.objective.needs_no_advantages:  # spares the passes of which no gradient comes
             _logger.warning("step %d changes no weights: the rewards are equal in each of its groups", self._number)
             return NO_UPDATE
         temperatures = token_temperatures(read.traces.calls, batch.rows, default=self.sampling.temperature)
@@ -376,12 +382,13 @@ class GRPO(GRPOOptions, Algorithm):
                 f"at the rewards and at kl. No such update was applied; the weights are finite{f', saved in {good}' if good else ''}"
             )
 
-    def _trained_on(self, read: _StepData) -> tuple[TrajectoryBatch, NDArray[np.float32]]:
+    def _trained_on(self, read: _StepData) -> tuple[TrajectoryBatch, NDArray[np.float32] | Ragged]:
         """Return trajectories and advantages; with dynamic sampling without zero-variance groups, which would only dilute the mean."""
         if not self.rollouts.resample_rounds or read.of_informative.all() or not read.of_informative.any():
-            return read.batch, read.advantages
+            return read.batch, read.scored.advantages
         index = np.flatnonzero(read.of_informative)
-        return pick(read.batch, index), read.advantages[index]
+        own = read.scored.advantages
+        return pick(read.batch, index), take(own, index) if isinstance(own, Ragged) else own[index]
 
     async def _publish(self, update: Update) -> None:
         """Publish the weights as a new version of the resources, unless the update changed nothing."""
@@ -481,6 +488,7 @@ class GRPO(GRPOOptions, Algorithm):
             learning_rate=update.learning_rate,
             zero_variance_groups=read.zero_variance_groups,
             singleton_groups=read.singleton_groups,
+            matched_states=read.scored.matched_states,
             resampled=read.resampled,
             carried=len(self._in_flight.groups),
             oldest=max(self._number - group.step for group in groups),
@@ -505,8 +513,7 @@ class _StepData:
 
     traces: Traces
     batch: TrajectoryBatch
-    advantages: NDArray[np.float32]
-    """One for each trajectory."""
+    scored: Scored
     informative: list[Group]
     """The groups whose rewards differ."""
     of_informative: NDArray[np.bool_]

@@ -151,7 +151,7 @@ class Learner:
     def update(
         self,
         batch: TrajectoryBatch,
-        advantages: NDArray[np.float32],
+        advantages: NDArray[np.float32] | Ragged,
         *,
         temperatures: Ragged | None = None,
         current: NDArray[np.bool_] | None = None,
@@ -164,7 +164,7 @@ class Learner:
 
         Args:
             batch: what to train on.
-            advantages: float32, one for each trajectory.
+            advantages: float32, one for each trajectory, or one for each model-written token of each (token_columns.spread).
             temperatures: float32, one for each model-written token of each trajectory (sampling.token_temperatures); None: all tokens
                 were sampled at `temperature`.
             current: which trajectories the current weights sampled; None: all. Of others a ratio other than 1 is no error.
@@ -174,11 +174,14 @@ class Learner:
             SampledOtherwiseError: `ratio_error_limit` is exceeded; no weight has changed.
             DataError: an advantage, or a weight after an update, is not finite. The weights must not be used or saved.
         """
-        if not np.isfinite(advantages).all():
-            raise DataError(f"{int((~np.isfinite(advantages)).sum())} of {len(advantages)} advantages are not finite: check the rewards")
+        values: Any = advantages.values if isinstance(advantages, Ragged) else advantages
+        if not np.isfinite(values).all():
+            raise DataError(f"{int((~np.isfinite(values)).sum())} of {len(values)} advantages are not finite: check the rewards")
+        counts = count_per_row(batch.response_mask.values == 1, batch.response_mask.offsets)
+        offsets = np.concatenate([[0], np.cumsum(counts)])
+        if not isinstance(advantages, Ragged):
+            advantages = Ragged(np.repeat(values, counts), offsets)
         if temperatures is None:
-            counts = count_per_row(batch.response_mask.values == 1, batch.response_mask.offsets)
-            offsets = np.concatenate([[0], np.cumsum(counts)])
             temperatures = Ragged(np.full(offsets[-1], self.temperature, np.float32), offsets)
         for group in self.optimizer.param_groups if learning_rate is not None else ():
             group["lr"] = learning_rate
@@ -258,9 +261,7 @@ class Learner:
             raise SampledOtherwiseError(worst, self.ratio_error_limit, len(errors))
         return worst
 
-    def _parts(
-        self, batch: TrajectoryBatch, advantages: NDArray[np.float32], temperatures: Ragged, index: NDArray[np.int64]
-    ) -> list[_Part]:
+    def _parts(self, batch: TrajectoryBatch, advantages: Ragged, temperatures: Ragged, index: NDArray[np.int64]) -> list[_Part]:
         """Lay out the rows of one minibatch for its forward passes, and compute what stays the same in all passes."""
         rows = [_end_to_end(batch, advantages, temperatures, each, self.model.device) for each in self._micro_batches(batch, index)]
         rollout = np.unique(batch.rollout_id, return_inverse=True)[1]
@@ -300,9 +301,7 @@ class Learner:
             yield index[order[start:]]
 
 
-def _end_to_end(
-    batch: TrajectoryBatch, advantages: NDArray[np.float32], temperatures: Ragged, index: NDArray[np.int64], device: Any
-) -> _Rows:
+def _end_to_end(batch: TrajectoryBatch, advantages: Ragged, temperatures: Ragged, index: NDArray[np.int64], device: Any) -> _Rows:
     place: dict[tuple[bytes, ...], int] = {}  # of each distinct row: token ids, which are trained, and their temperatures
     distinct: list[tuple[NDArray[Any], ...]] = []
     row: list[int] = []
@@ -318,7 +317,7 @@ def _end_to_end(
     source: Any = take(Ragged(np.arange(offsets[-1]), offsets), np.array(row)).values
     captured: Any = take(batch.logprobs, index).values[take(batch.response_mask, index).values == 1]
     counts = np.diff(offsets)[row]
-    arrays = (source, captured, np.repeat(advantages[index], counts), np.repeat(index, counts), scale)
+    arrays = (source, captured, take(advantages, index).values, np.repeat(index, counts), scale)
     lengths = tuple(len(ids) for ids, *_ in distinct)
     rest = (torch.from_numpy(array).to(device) for array in arrays)
     return _Rows(torch.from_numpy(token_ids).to(device), lengths, torch.from_numpy(trained).to(device), *rest)

@@ -88,7 +88,7 @@ def policy_loss(
     Args (all [tokens], model-written tokens only):
         logprobs: under the weights being trained.
         old_logprobs: the denominator of the ratio.
-        advantages: of each token's trajectory.
+        advantages: of each token: that of its trajectory, or of its call.
         weights: from token_weights.
         sequence: int64, the trajectory of each token; with options.sequence_ratio all tokens of a trajectory must be in one call.
         options: of the loss.

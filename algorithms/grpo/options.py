@@ -1,4 +1,4 @@
-"""GRPO's options, in groups: rollouts of a step, sampling, weight updates, length of the run, loss.
+"""GRPO's options, in groups: rollouts of a step, sampling, weight updates, length of the run, loss, advantages.
 
 Names are unique over all groups, because job files give an option without its group. A run that was begun without an option of today
 cannot be resumed: run.json has no value for it (run_folder.py). Each group raises UsageError for values out of their bounds
@@ -67,6 +67,15 @@ def _ends(targets: Sequence[str] | str) -> Sequence[str] | str:
     return targets
 
 
+def _credit(rule: str) -> str:
+    """Accept `credit`. Raises ValueError."""
+    where, _, name = rule.rpartition(":")
+    if rule not in CREDITS and not (where and name):
+        raise ValueError(f"it must be one of {', '.join(CREDITS)}, or a function, as file.py:name or package.module:name")
+    return rule
+
+
+CREDITS: Final = ("final", "to_go", "states")
 ALL_LINEAR: Final = "all-linear"
 ON_CPU: Final = ("eager", "sdpa")
 """Implementations of attention that compute gradients on the CPU; flex_attention samples there, and fails at the first update."""
@@ -355,8 +364,43 @@ class Objective:
         return self.kl > 0
 
 
+@checked
+@dataclass(frozen=True, kw_only=True)
+class Advantages:
+    """What each call has of the rewards of its attempt, and what that is compared with (credit.md)."""
+
+    credit: Annotated[str, AfterValidator(_credit)] = "final"
+    """"final": every call has the reward of its attempt. "to_go": the rewards that came after it, on any span of the attempt, compared with
+    those of the group's other attempts at the same call. "states": GiGPO (arXiv:2505.10978), where calls of a group with equal prompts,
+    token for token, are compared, too. A function, as "file.py:name", that returns the return of each call of an attempt."""
+    discount: Annotated[float, Field(ge=0, le=1, description="rewards that are further off count less, or as much")] = 1.0
+    """With "to_go" and "states": a reward counts for each call this many times as much as for the next one that it belongs to."""
+    state_weight: Annotated[float, Field(ge=0, le=1000, description="0 leaves out the comparison by state")] = 1.0
+    """With "states": the weight of the advantages by state (omega in GiGPO, eq. 8)."""
+    agent_baselines: bool = False
+    """In attempts of several agents: compare the calls of each agent with those of the same agent alone, so that advantages have the mean
+    and standard deviation of each (Dr. MAS, arXiv:2602.08847)."""
+
+    def __post_init__(self) -> None:
+        if self.credit not in ("to_go", "states") and self.discount != Advantages.discount:
+            raise UsageError(
+                f'discount = {self.discount:g} has no effect with credit = "{self.credit}": give credit = "to_go" or "states", or leave '
+                "it out"
+            )
+        if self.credit != "states" and self.state_weight != Advantages.state_weight:
+            raise UsageError(
+                f'state_weight = {self.state_weight:g} has no effect with credit = "{self.credit}": give credit = "states", or leave it out'
+            )
+
+    @property
+    def function(self) -> str | None:
+        """The reference of the user's function; None without one."""
+        return self.credit if ":" in self.credit else None
+
+
 OPTION_GROUPS: Final[dict[str, type[Any]]] = {
     "objective": Objective,
+    "advantages": Advantages,
     "rollouts": Rollouts,
     "sampling": Sampling,
     "updates": Updates,
@@ -374,6 +418,10 @@ class GRPOOptions:
     """http://host:port of a server with POST /weights (server.py, vllm.py); it must have access to this machine's files."""
     objective: Objective = field(default_factory=Objective)
     """The loss."""
+    advantages: Advantages = field(default_factory=Advantages)
+    """What the tokens are weighted with in it."""
+    credit_function: Callable[..., Sequence[float]] | None = None
+    """The function that `credit` names; None: it is loaded by its name, relative to the working directory."""
     rollouts: Rollouts = field(default_factory=Rollouts)
     sampling: Sampling = field(default_factory=Sampling)
     updates: Updates = field(default_factory=Updates)
@@ -397,6 +445,11 @@ class GRPOOptions:
             raise UsageError(
                 f'sampling_policy = "{self.sampling.sampling_policy}" goes for all calls of a rollout, because the proxy does not know '
                 "which agent makes one: leave out agent_match, or use another policy"
+            )
+        if self.objective.sequence_ratio and self.advantages.credit != "final":
+            raise UsageError(
+                f'sequence_ratio and credit = "{self.advantages.credit}": one ratio of all tokens of a trajectory gives its calls the same '
+                "credit; leave out one of both"
             )
         if self.updates.warmup_steps > self.schedule.max_steps:
             raise UsageError(

@@ -35,12 +35,17 @@ class StepReport(TrainingReport):
     """What was not a finite number, so that the weights were not updated further; empty where all was finite."""
     kl: float | None = None
     """Mean KL term over the tokens trained on, before the last update (objective.kl_terms); None without a KL penalty."""
+    matched_states: float | None = None
+    """Share of the calls trained on, those in the first state of their group left out, that were compared with a call in the same state;
+    None without `credit = "states"`. Prompts with times or ids in them never match."""
     learning_rate: float | None = None
     """Of the step's optimizer steps; None where none was made."""
 
     @property
     def figures(self) -> dict[str, float]:
-        """The figures of TrainingReport, the drift of log-probs, singleton groups, and the KL term where there is one."""
+        """The figures of TrainingReport, the drift of log-probs, singleton groups; KL term and matched states where there are some."""
+        matched = {"matched_states": self.matched_states} if self.matched_states is not None else {}
         kl = {"kl": self.kl} if self.kl is not None else {}
         drift = {"logprob_drift": self.max_ratio_error, "worst_ratio_error": self.worst_ratio_error}
-        return {**super().figures, **drift, "singleton_groups": self.singleton_groups, "not_finite": float(bool(self.not_finite)), **kl}
+        counts = {"singleton_groups": self.singleton_groups, "not_finite": float(bool(self.not_finite))}
+        return {**super().figures, **drift, **counts, **kl, **matched}

@@ -39,8 +39,8 @@ class RolloutStore(GroupStore, StepStore, Protocol):
         """Publish resources as the next version of `resources_id`; `aside`: only for rollouts that name it."""
         ...
 
-    async def traces(self, rollouts: Sequence[Rollout | AttemptedRollout | str]) -> Traces:
-        """Read the traces of rollouts."""
+    async def traces(self, rollouts: Sequence[Rollout | AttemptedRollout | str], *, tree: bool = False) -> Traces:
+        """Read the traces of rollouts; `tree`: with all of their spans."""
         ...
 
     async def rewarded(self, rollout_ids: Sequence[str], sources: Collection[str] | None = None) -> set[str]:

@@ -269,7 +269,7 @@ class CallingStore:
         self.cancelled += rollout_ids
         return [Rollout(rollout_id=rollout_id, input={}, start_time=1, status=status) for rollout_id in rollout_ids]
 
-    async def traces(self, rollouts: Sequence[Rollout | AttemptedRollout | str]) -> Traces:
+    async def traces(self, rollouts: Sequence[Rollout | AttemptedRollout | str], *, tree: bool = False) -> Traces:
         finished = [rollout for rollout in rollouts if not isinstance(rollout, str)]
         ids = [rollout.rollout_id for rollout in finished]
         self.reads.update(ids)
@@ -479,7 +479,7 @@ async def test_a_control_without_signal_changes_no_bit_of_the_weights(
     """A grader that always gives 1, rewards and log-probs that are no numbers, a learning rate of 0. The second step is after a first."""
 
     class Spoilt(CallingStore):
-        async def traces(self, rollouts: Sequence[Rollout | AttemptedRollout | str]) -> Traces:
+        async def traces(self, rollouts: Sequence[Rollout | AttemptedRollout | str], *, tree: bool = False) -> Traces:
             traces = await super().traces(rollouts)
             return spoil(traces) if spoil is not None else traces
 

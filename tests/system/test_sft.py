@@ -68,7 +68,7 @@ async def test_sft_learns_nothing_from_shuffled_rewards(server: Server, tmp_path
 
 async def test_a_round_without_signal_does_not_change_the_weights(server: Server, tmp_path: Path, caplog: pytest.LogCaptureFixture) -> None:
     class Equal(CallingStore):
-        async def traces(self, rollouts: Sequence[Rollout | AttemptedRollout | str]) -> Traces:
+        async def traces(self, rollouts: Sequence[Rollout | AttemptedRollout | str], *, tree: bool = False) -> Traces:
             traces = await super().traces(rollouts)
             return replace(traces, rewards={key: [replace(each, value=1.0) for each in found] for key, found in traces.rewards.items()})
 
@@ -84,7 +84,7 @@ async def test_a_round_without_signal_does_not_change_the_weights(server: Server
 
 async def test_a_round_without_candidates_is_an_error_with_the_counts(server: Server, tmp_path: Path) -> None:
     class Lost(CallingStore):
-        async def traces(self, rollouts: Sequence[Rollout | AttemptedRollout | str]) -> Traces:
+        async def traces(self, rollouts: Sequence[Rollout | AttemptedRollout | str], *, tree: bool = False) -> Traces:
             return replace(await super().traces(rollouts), rewards={})
 
     with pytest.raises(DataError, match="round 1 has nothing to choose from: of 8 rollouts, refused no_reward 8\n"):

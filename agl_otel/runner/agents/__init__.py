@@ -9,7 +9,7 @@ from agl_otel.runner.agents.http import HttpAgent
 from agl_otel.runner.agents.kubernetes import KubernetesAgent
 from agl_otel.runner.job import Agent, Grader, Job
 from agl_otel.runner.limits import Limits
-from agl_otel.runner.loading import load_function
+from agl_otel.service.loading import load_function
 
 __all__ = [
     "Agent",

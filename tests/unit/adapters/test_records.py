@@ -9,6 +9,7 @@ from typing import Any
 import pytest
 
 from agl_otel.adapters.exported import Exported
+from agl_otel.adapters.formats import as_written
 from agl_otel.adapters.masking import MaskRule, masked
 from agl_otel.adapters.pins import Differences, Pin, Read, line_of
 from agl_otel.adapters.records import FORMS, IGNORED, Reading, Rows, rows_of, to_transitions
@@ -77,6 +78,22 @@ def test_a_row_has_the_sampling_parameters_of_each_call(traces: Any, row: Any) -
         (found,) = made(built, form=form)
         assert (found["temperature"], found["top_p"]) == ([0.5, None], [1.0, 0.9])
     assert [found["temperature"] for found in made(built, form="transitions")] == [[0.5], [None]]
+
+
+def test_rows_may_have_the_returns_of_their_calls(traces: Any, row: Any) -> None:
+    traces.rewards = {("ro-1", "at-1"): [Reward(2, "a", 0, "primary", 1.0), Reward(9, "b", 0, "primary", 4.0)]}
+    built = traces.build(row(call=1, prompt=[1], response=[2, 3]), row(call=2, prompt=[1, 2, 3, 5], response=[4]))
+    (found,) = rows_of(Reading(returns=True, discount=0.5), built).rows
+    assert (found["reward"], found["returns"], found["token_returns"]) == (4.0, [3.0, 4.0], [3.0, 3.0, 0.0, 4.0])
+    (cut,) = rows_of(Reading(returns=True, max_response_tokens=1), built).rows
+    assert (cut["returns"], cut["token_returns"]) == ([5.0, 4.0], [5.0])
+    (sft,) = rows_of(Reading(form="sft", returns=True), built).rows
+    assert sft["weights"] == [0.0, 5.0, 5.0, 0.0, 4.0] and "token_returns" not in sft
+    (datum,) = rows_of(Reading(form="tinker", returns=True), built).rows
+    assert as_written("tinker", datum)["weights"] == [5.0, 5.0, 0.0, 4.0]
+    for wrong in ("messages", "dpo"):
+        with pytest.raises(UsageError, match="returns are those of calls with token ids: use a form of sft, tinker"):
+            Reading(form=wrong, returns=True)
 
 
 def test_a_transition_may_have_its_calls_own_reward(traces: Any, row: Any) -> None:

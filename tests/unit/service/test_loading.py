@@ -5,7 +5,7 @@ from pathlib import Path
 import pytest
 
 from agl_otel.errors import UsageError
-from agl_otel.runner.loading import load_function
+from agl_otel.service.loading import load_function
 
 
 @pytest.fixture
