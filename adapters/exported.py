@@ -40,6 +40,7 @@ class Exported:
         """Add a page: what was read, and the rows made of it. Rows are serialised one at a time."""
         reading = self._reading
         self._read.add(traces)
+        traces = traces.trusting(reading.reward_source or None)
         for row in found.rows:
             self._content.update(line_of(row).encode())
         self._refused.update(found.refused)

@@ -99,8 +99,7 @@ class Pin:
 def _reading(held: dict[str, Any]) -> Reading:
     known = {each.name for each in fields(Reading)}
     given: dict[str, Any] = {name: value for name, value in held.items() if name in known}
-    if "take" in given:
-        given["take"] = tuple(given["take"])
+    given |= {name: tuple(given[name]) for name in ("take", "reward_source") if name in given}
     return Reading(**given)
 
 

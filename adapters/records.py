@@ -55,6 +55,8 @@ class Reading:
     """A regular expression for the names of agents to take; None: all."""
     reward: str | None = None
     """The name of the reward dimension; None: the primary one."""
+    reward_source: tuple[str, ...] = ()
+    """Whose rewards count (Reward.source); none named: everybody's."""
     fill_reward: float | None = None
     """The reward of attempts without one; None: refuse them."""
     min_reward: float | None = None
@@ -131,6 +133,7 @@ def rows_of(reading: Reading, traces: Traces, spans: Sequence[Span] = (), functi
 
     Raises AgentError, which names the user's function that failed.
     """
+    traces = traces.trusting(reading.reward_source or None)
     if functions.reward is not None:
         traces = replace(traces, rewards=_rewards(functions.reward, spans))
     if functions.adapter is not None:

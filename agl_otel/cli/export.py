@@ -60,6 +60,9 @@ _READING_OPTIONS: Final = tuple(each.name for each in fields(Reading))
 @click.option("--take", multiple=True, type=click.Choice(get_args(VerdictKind)), help="Verdicts to take.  [default: complete, unproven]")
 @click.option("--agent-match", metavar="REGEX", help="Only the calls of agents whose names match.")
 @click.option("--reward", metavar="NAME", help="The reward dimension to use.  [default: the primary one]")
+@click.option(
+    "--reward-source", metavar="SOURCE", multiple=True, help="Whose rewards count (repeatable): runner, agent, or a source of feedback."
+)
 @click.option("--fill-reward", type=Finite(), help="Reward of attempts without one.  [default: they are refused]")
 @click.option("--min-reward", type=Finite(), help="Leave out attempts with a lower reward.")
 @click.option("--top-fraction", type=Finite(0, 1, min_open=True), help="Keep the best attempts, this share of them.")

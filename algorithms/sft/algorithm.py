@@ -200,7 +200,7 @@ class SFT(SFTOptions, Algorithm):
         else:
             ids, finished = await self._take_offline(store, self.offline_mode)
         clock.lap("rollout")
-        traces = await store.traces(finished)
+        traces = (await store.traces(finished)).trusting(self.reward_sources)
         batch = to_trajectories(traces, fill_reward=self.fill_reward, agent_match=self.agent_match, by_call=self.by_call)
         batch = readable(batch, **self._limits)
         batch.refused.update({"not_finished": len(ids) - len(finished)} if len(finished) < len(ids) else {})

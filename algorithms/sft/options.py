@@ -24,6 +24,7 @@ from agl_otel.algorithms.options import (
     MaxTokens,
     ProbeTolerance,
     PromptsPerStep,
+    RewardSources,
     Seed,
     StepTimeout,
     TargetScore,
@@ -99,6 +100,8 @@ class SFTOptions:
     resumed. The metric sinks get what it adds to the run's validation.json."""
     shuffle_rewards: bool = False
     """A control experiment: rewards are permuted at random among a round's attempts, so that nothing can be learnt."""
+    reward_sources: RewardSources | None = None
+    """Whose rewards count (docs/late-rewards.md): "runner", "agent", and sources of feedback, as ["runner", "ann"]. None: everybody's."""
     fill_reward: FillReward | None = None
     """The reward of attempts without one; None refuses such attempts."""
     agent_match: AgentMatch | None = None
