@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import asyncio
 from pathlib import Path
 from typing import Any
 
@@ -80,6 +81,35 @@ async def test_grpo_trains_on_offline_rollouts_once_and_enqueues_none(store: Lig
     reports = await run()
     assert [each.step for each in reports] == [1, 2], "the run goes on with what is new"
     assert sorted(reports[1].rollout_ids) == sorted(more)
+
+
+async def test_grpo_waits_for_the_rewards_that_it_trusts_and_takes_each_rollout_once(store: LightningStore, tmp_path: Path) -> None:
+    folder = make_policy(tmp_path / "policy", seed=1)
+    model = load_policy(folder).model
+    before = sum(logprobs(model, BAD))
+    by_task = [[await observed(store, model, task, response, "test") for response in (GOOD, BAD)] for task in ("one", "two")]
+
+    async def run() -> list[Any]:
+        async with serving(folder) as url:
+            grpo = GRPO.from_options(
+                model_dir=folder, model_server_url=url, run_dir=tmp_path / "run", offline_mode="test", max_steps=2, importance_cap=2.0,
+                updates_per_step=1, metrics=[], reward_sources=["ann"], reward_wait_seconds=3600.0,
+            )  # fmt: skip
+            return await grpo.train(store, [])
+
+    async def rate() -> None:
+        """Reward the opposite of what the agent did."""
+        for good, bad in by_task:
+            await store.add_reward(0, rollout_id=good, source="bob")
+            await store.add_reward(0, rollout_id=good, source="ann")
+            await store.add_reward(1, rollout_id=bad, source="ann")
+
+    reports, _ = await asyncio.gather(run(), rate())
+    taken = [rollout_id for report in reports for rollout_id in report.rollout_ids]
+    assert sorted(taken) == sorted(rollout_id for both in by_task for rollout_id in both)
+    assert [report.refused for report in reports] == [{}] * len(reports)
+    load_weights(model, tmp_path / "run" / "checkpoints" / f"step-{len(reports):06d}")
+    assert sum(logprobs(model, BAD)) > before, "what ann rewarded became likelier"
 
 
 def test_tasks_with_one_rollout_form_one_group() -> None:
