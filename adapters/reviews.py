@@ -9,8 +9,11 @@ from collections.abc import Hashable, Iterable, Mapping, Sequence
 from typing import Final, TypeVar
 
 from agl_otel.errors import UsageError
+from agl_otel.spans.rewards import LABELS, number_of, usable
+from agl_otel.types import Event, Span
 from agl_otel.types.columns import AttemptKey
 from agl_otel.types.reviews import Agreement, Review
+from agl_otel_hook import conventions
 
 MOST_LABELS: Final = 9
 """Of a rubric: each has a key."""
@@ -92,3 +95,44 @@ def labels_in(text: str) -> Sequence[tuple[str, float | None]]:
     if len(found) > MOST_LABELS:
         raise UsageError(f"the rubric has {len(found)} labels: at most {MOST_LABELS}, each has a key")
     return list(found.items())
+
+
+def mean_review(spans: Iterable[Span], rubric: str) -> float | None:
+    """Return the mean of the reviews of an attempt under a rubric, of each source the last; None without one that has a number."""
+    values = [usable(_number(event)) for (source, response), event in _last_feedback(spans, rubric).items() if source and not response]
+    known = [value for value in values if value is not None]
+    return sum(known) / len(known) if known else None
+
+
+def corrections_in(spans: Iterable[Span], rubric: str = "") -> dict[str, str]:
+    """Return {response id: what should have been answered}, the empty id for the attempt's last reply; with `rubric` only under it.
+
+    Of each source the last feedback counts, also if it corrects nothing, and of several corrections the last.
+    """
+    found = sorted(_last_feedback(spans, rubric).items(), key=lambda each: _time(each[1]))
+    return {response: text for (_, response), event in found if (text := _text(event, conventions.FEEDBACK_CORRECTION))}
+
+
+def _last_feedback(spans: Iterable[Span], rubric: str) -> dict[tuple[str, str], Event]:
+    """Return {(source, response id or empty): its last feedback}. Only records are feedback: agents write the events of spans."""
+    events = [
+        event
+        for span in spans
+        for event in span.events
+        if event.is_record and event.name == conventions.EVALUATION and (not rubric or _text(event, conventions.FEEDBACK_RUBRIC) == rubric)
+    ]
+    given = [event for event in events if _text(event, conventions.FEEDBACK_ID)]
+    return {(_text(event, conventions.FEEDBACK_SOURCE), _text(event, conventions.RESPONSE_ID)): event for event in sorted(given, key=_time)}
+
+
+def _text(event: Event, key: str) -> str:
+    return str(event.attributes.get(key, ""))
+
+
+def _time(event: Event) -> int:
+    return event.time_unix_nano or 0
+
+
+def _number(event: Event) -> float | None:
+    value = number_of(event.attributes.get(conventions.EVALUATION_SCORE))
+    return LABELS.get(_text(event, conventions.EVALUATION_LABEL).lower()) if value is None else value
