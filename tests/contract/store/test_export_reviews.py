@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import json
+import shlex
 from collections.abc import Sequence
 from pathlib import Path
 from typing import Any, NamedTuple
@@ -12,6 +13,7 @@ import pytest
 
 from agl_otel.store import LightningStore
 from tests.contract.store.test_export import Cli, call_of, reward_of
+from tests.unit.test_docs import ROOT, commands_in
 
 TONE = "tone@1"
 
@@ -27,8 +29,11 @@ def message(role: str, text: str) -> dict[str, Any]:
     return {"role": role, "parts": [{"type": "text", "content": text}]}
 
 
-async def reviewed(store: LightningStore, task: str, answer: str, *reviews: dict[str, Any], reward: float | None = 0.5) -> Reviewed:
-    begun = await store.start_rollout({"question": task}, mode="val")  # an export that names no rollout leaves it out
+async def reviewed(
+    store: LightningStore, task: str, answer: str, *reviews: dict[str, Any], reward: float | None = 0.5, run: str | None = None
+) -> Reviewed:
+    mode, metadata = ("train", {"run": run}) if run else ("val", None)  # an export that names neither leaves val out
+    begun = await store.start_rollout({"question": task}, mode=mode, metadata=metadata)
     made = Reviewed(begun.rollout_id, begun.attempt.attempt_id)
     said = [message("user", task)]
     for number, reply in enumerate(("let me think", answer), 1):
@@ -138,3 +143,25 @@ async def _placed(store: LightningStore, made: Reviewed, fields: dict[str, Any])
 def test_options_that_contradict_are_refused(options: list[str], why: str, store: LightningStore, cli: Cli, tmp_path: Path) -> None:
     made = asyncio.run(reviewed(store, "a", "b", {"source": "ann", "value": 1}))
     assert why in cli.run(str(tmp_path / "x.jsonl"), "--rollout", made.rollout_id, *options, code=2)
+
+
+def test_the_walk_of_the_docs_exports_pairs_and_demonstrations(
+    store: LightningStore, cli: Cli, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    typed = [shlex.split(each) for each in commands_in((ROOT / "docs" / "reviews.md").read_text()) if each.startswith("agl-otel export")]
+    assert len(typed) == 2
+    rubric = typed[0][typed[0].index("--rubric") + 1]
+
+    async def fill() -> None:
+        for answer, label in (("Sent.", "good"), ("What?", "bad")):
+            value, correction = (1, "") if label == "good" else (0, "I have sent it again.")
+            review = {"name": "primary", "source": "ann", "rubric": rubric, "label": label, "value": value, "correction": correction}
+            await reviewed(store, "Where is my parcel?", answer, review, run="support")
+
+    asyncio.run(fill())
+    monkeypatch.chdir(tmp_path)
+    for _, _, *arguments in typed:
+        cli.run(*arguments, "--take", "incomplete", "--take", "unproven")
+    pairs, shown = ([json.loads(line) for line in Path(f"{name}.jsonl").read_text().splitlines()] for name in ("pairs", "shown"))
+    assert [[pair[side][0]["content"] for side in ("preferred_output", "non_preferred_output")] for pair in pairs][-1] == ["Sent.", "What?"]
+    assert [each["messages"][-1]["content"] for each in shown] == ["I have sent it again."]

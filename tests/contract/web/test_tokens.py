@@ -126,6 +126,18 @@ async def test_a_view_token_reads_everything_and_changes_nothing(tmp_path: Path)
                 assert answer.status == 200
 
 
+async def test_a_reviewers_token_reads_everything_and_sends_feedback(tmp_path: Path) -> None:
+    async with LocalQueue(f"sqlite:///{tmp_path / 'queue.db'}", token=TOKEN) as queue:
+        store = LightningStore(queue.server.service.address, token=TOKEN)
+        async with store, TestClient(TestServer(build_app(store, TOKEN))) as client:
+            headers = {"Authorization": f"Bearer {of('view', 'feedback')}"}
+            async with client.get(f"{PREFIX}/reviews/rubrics", headers=headers) as answer:
+                assert (answer.status, await answer.json()) == (200, [])
+            for path, status in (("/feedback", 404), ("/reviews/rubrics", 401), ("/resources", 401)):
+                async with client.post(PREFIX + path, json={"value": 1, "rollout_id": "ro-1"}, headers=headers) as answer:
+                    assert answer.status == status, path
+
+
 async def test_a_feedback_token_sends_feedback_and_opens_nothing_else(tmp_path: Path) -> None:
     async with LocalQueue(f"sqlite:///{tmp_path / 'queue.db'}", token=TOKEN) as queue:
         store = LightningStore(queue.server.service.address, token=TOKEN)
