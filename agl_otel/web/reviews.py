@@ -22,7 +22,9 @@ SEARCHED: Final = 5_000
 """Rollouts that a queue is made of: those that were enqueued last, of those that have ended (and of a run)."""
 QUEUED: Final = 1_000
 READ_REVIEWS: Final = 100_000
-"""The reviews that are compared: the latest ones."""
+"""Of the searched rollouts: the latest ones."""
+COMPARED_REVIEWS: Final = 20_000
+"""Under a rubric: the latest ones."""
 REVIEWERS: Final = 10
 FIT: Final = frozenset({"complete", "unproven"})
 """Verdicts that training takes."""
@@ -164,7 +166,7 @@ async def _agreement(store: Store, request: web.Request) -> Any:
     params = await params_of(request, _Agreement)
     await store.open()
     names = sorted(set(params.reviewer_in))
-    verdicts = last_verdicts(await read_reviews(store.reader, rubric=params.rubric, sources=names, limit=READ_REVIEWS))
+    verdicts = last_verdicts(await read_reviews(store.reader, rubric=params.rubric, sources=names, limit=COMPARED_REVIEWS))
     asked = names or sorted(sorted(verdicts), key=lambda name: -len(verdicts[name]))[:REVIEWERS]
     return Agreements(
         rubric=params.rubric,

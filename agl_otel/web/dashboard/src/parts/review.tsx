@@ -64,7 +64,7 @@ export function RubricForm({ rubric, onStored }: { rubric?: Rubric; onStored: (s
 
 export function Agreement({ rubric }: { rubric: string }) {
   const [open, setOpen] = useState(false);
-  const { data, error } = useQuery({ queryKey: ["agreement", rubric], enabled: open, refetchInterval: 5000, queryFn: ({ signal }) => get<Agreements>("/reviews/agreement", { rubric }, signal) });
+  const { data, error } = useQuery({ queryKey: ["agreement", rubric], enabled: open, queryFn: ({ signal }) => get<Agreements>("/reviews/agreement", { rubric }, signal) });
   return (
     <details onToggle={(event) => setOpen(event.currentTarget.open)}>
       <summary>Agreement of reviewers</summary>
