@@ -101,20 +101,24 @@ def play(page: Any) -> dict[str, dict[str, str]]:
 def fail(page: Any) -> dict[str, dict[str, str]]:
     """Answer while nothing is stored, then while it is stored and the answer is lost; send both again."""
     pressed: dict[str, dict[str, str]] = {}
+    fate = "stored"
 
-    def lose(route: Any) -> None:
-        route.fetch()
-        route.abort()
+    def meet(route: Any) -> None:
+        if fate == "stored":
+            return route.continue_()
+        if fate == "lost":
+            route.fetch()
+        return route.abort()
 
-    for label, drop in (("good", lambda route: route.abort()), ("bad", lose)):
+    page.route("**/v1/agl/feedback", meet)
+    for label, fate in (("good", "refused"), ("bad", "lost")):
         ready(page)
         rollout = shown(page)
         write(page, "c", "kept")
-        page.route("**/v1/agl/feedback", drop)
         page.keyboard.press(str(given["labels"].index(label) + 1))
         expect(page.get_by_role("alert")).to_contain_text("Not stored", timeout=30_000)
         assert shown(page) == rollout, "the page does not go on"
-        page.unroute("**/v1/agl/feedback")
+        fate = "stored"
         if label == "good":
             page.reload()
             ready(page)
@@ -123,6 +127,7 @@ def fail(page: Any) -> dict[str, dict[str, str]]:
         assert answer(page, "r") == rollout
         expect(page.get_by_role("alert")).to_have_count(0)
         pressed[rollout] = {"label": label, "text": "kept", "correction": ""}
+    page.unroute("**/v1/agl/feedback")
     return pressed
 
 
@@ -192,6 +197,10 @@ def change_rubric(page: Any) -> None:
     expect(page.locator("aside h2").first).to_have_text(f"{given['rubric']}@2", timeout=30_000)
     expect(page.locator("aside .count")).to_contain_text("1 of 1,000 · 0 reviewed", timeout=30_000)
     expect(page.locator(".labels")).to_contain_text("wrong")
+    page.get_by_text("or write another").press("Enter")
+    page.get_by_label("Name", exact=True).fill(f"{given['rubric']}-other")
+    page.get_by_role("button", name="Store the rubric").press("Enter")
+    expect(page.locator("aside h2").first).to_have_text(f"{given['rubric']}-other@1", timeout=30_000)
 
 
 def narrow(page: Any, name: str) -> None:

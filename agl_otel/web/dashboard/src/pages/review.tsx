@@ -11,7 +11,7 @@ import { change, useSettings } from "../settings";
 import { number, visible } from "../text";
 
 const RULES = [["random", "At random"], ["disagreeing", "Judges disagree"], ["low_logprob", "Low log-prob"], ["refused", "Refused by training"]] as const;
-const TYPED = "input, textarea, select, dialog";
+const TYPED = "input, textarea, select, dialog[open]";
 
 export function Review() {
   const { reviewer } = useSettings();
@@ -37,7 +37,7 @@ export function Review() {
       {rubrics.data?.length === 0 && <section className="card form"><h2>Write the first rubric</h2><RubricForm onStored={(stored) => set("rubric", stored.name)} /></section>}
       {rubric && !reviewer && <Empty>Write your name above: it stands with your reviews.</Empty>}
       {rubric && queue.isFetching && <div className="wait" />}
-      {rubric && queue.data && <Items key={JSON.stringify(asked)} queue={queue.data} rubric={rubric} reviewer={reviewer} />}
+      {rubric && queue.data && <Items key={JSON.stringify(asked)} queue={queue.data} rubric={rubric} reviewer={reviewer} choose={(name) => set("rubric", name)} />}
     </>
   );
 }
@@ -50,7 +50,7 @@ function Entered({ label, hint, value, enter }: { label: string; hint: string; v
     onKeyDown={(event) => { if (event.key === "Enter" || event.key === "Escape") event.currentTarget.blur(); }} />;
 }
 
-function Items({ queue, rubric, reviewer }: { queue: ReviewQueue; rubric: Rubric; reviewer: string }) {
+function Items({ queue, rubric, reviewer, choose }: { queue: ReviewQueue; rubric: Rubric; reviewer: string; choose: (rubric: string) => void }) {
   const { of, put, send, sending, isDone } = useReviews(reviewer, rubric);
   const { tokens } = useSettings();
   const client = useQueryClient();
@@ -120,7 +120,7 @@ function Items({ queue, rubric, reviewer }: { queue: ReviewQueue; rubric: Rubric
           <label className="field">What it should have answered <kbd>e</kbd><textarea ref={correction} rows={3} aria-keyshortcuts="e" value={draft.correction} onChange={(event) => write({ correction: event.target.value })} /></label>
         </>}
         <Agreement rubric={rubric.rubric} />
-        <details><summary>Change the rubric</summary><RubricForm rubric={rubric} onStored={() => {}} /></details>
+        <details><summary>Change the rubric, or write another</summary><RubricForm rubric={rubric} onStored={(stored) => choose(stored.name)} /></details>
       </aside>
       <footer className="judge">
         {draft?.failed && <p className="problem" role="alert">Not stored: {visible(draft.failed.why)} <button onClick={() => void answer(draft.label)}>Send again <kbd>r</kbd></button></p>}

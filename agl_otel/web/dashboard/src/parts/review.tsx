@@ -44,9 +44,10 @@ export function RubricForm({ rubric, onStored }: { rubric?: Rubric; onStored: (s
   async function store(event: FormEvent) {
     event.preventDefault();
     try {
-      onStored(await post<Rubric>("/reviews/rubrics", { name, text }));
+      const stored = await post<Rubric>("/reviews/rubrics", { name, text });
       setError(undefined);
       await client.invalidateQueries({ queryKey: ["rubrics"] });
+      onStored(stored);
     } catch (refused) {
       setError(refused);
     }
