@@ -13,7 +13,7 @@ from collections.abc import Callable
 from typing import Any, Final
 
 from agl_otel.adapters.chats import split_pair
-from agl_otel.adapters.records import IGNORED, SAMPLING, Row
+from agl_otel.adapters.records import DEMONSTRATIONS, IGNORED, SAMPLING, Row
 from agl_otel.spans.dialects.dialect import Message
 
 _HASHED: Final = re.compile(r"sha256:[0-9a-f]{64}")
@@ -76,5 +76,6 @@ WRITTEN: Final[dict[str, Callable[[Row], Row]]] = {
     "tinker": _tinker,
     "openai": _openai,
     "openai_dpo": _openai_dpo,
+    DEMONSTRATIONS: _openai,
 }
 """{form: conversion of a row to its file's format}."""

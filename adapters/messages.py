@@ -7,7 +7,7 @@ from __future__ import annotations
 
 import logging
 from collections import Counter
-from collections.abc import Iterable, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from typing import Any, Final
 
 from agl_otel.adapters.base import TraceAdapter
@@ -18,6 +18,7 @@ from agl_otel.spans.dialects.shapes import OTHER_MEDIA, openai_call
 from agl_otel.spans.history import expand_spans
 from agl_otel.spans.tolerant import MALFORMED
 from agl_otel.types import Span
+from agl_otel_hook import conventions
 
 _log = logging.getLogger(__name__)
 _CHILD_CALL: Final = ("tool.call.id", "tool.name", "tool.parameters")
@@ -66,6 +67,30 @@ def whole_messages(spans: Sequence[Span], refused: Counter[str], *, agent_match:
             refused[why] += 1
         else:
             rows.append(_row(found))
+    return rows
+
+
+def corrected_messages(
+    spans: Sequence[Span], corrections: Mapping[str, str], refused: Counter[str], *, agent_match: str | None = None
+) -> list[dict[str, Any]]:
+    """Convert the calls that have a correction as `whole_messages` does, with it in place of their reply, which need not be whole.
+
+    `corrections` are by response id; the empty one is of the last call.
+    """
+    rows: list[dict[str, Any]] = []
+    calls = _calls(spans, None, agent_match)
+    for call in calls:
+        ids = {str((each.span.attributes or {}).get(conventions.RESPONSE_ID)) for each in call.calls}
+        ids |= {""} if call is calls[-1] else set[str]()
+        if not (text := next((corrections[each] for each in sorted(ids) if each in corrections), "")):
+            continue
+        found = _read(call)
+        if isinstance(found, str):
+            refused[found] += 1
+        elif why := unfit_media(found.prompt):
+            refused[why] += 1
+        else:
+            rows.append(_row(found._replace(reply=[{"role": "assistant", "content": text}])))
     return rows
 
 

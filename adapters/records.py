@@ -13,6 +13,7 @@ import re
 from collections import Counter
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
+from functools import partial
 from typing import Any, Final, NamedTuple, cast
 
 import numpy as np
@@ -22,7 +23,8 @@ from agl_otel.adapters.call_rewards import call_rewards
 from agl_otel.adapters.chats import CHAT_REFUSALS, conversations, unfit
 from agl_otel.adapters.credit import call_returns
 from agl_otel.adapters.lengths import LENGTH_REFUSALS, limit_lengths, pick
-from agl_otel.adapters.messages import image_urls, whole_messages
+from agl_otel.adapters.messages import corrected_messages, image_urls, whole_messages
+from agl_otel.adapters.reviews import corrections_in, mean_review
 from agl_otel.adapters.selection import SELECTION_REFUSALS, check_selection, left_out, task_key
 from agl_otel.adapters.texts import conversation_at
 from agl_otel.adapters.token_columns import pieces, routed_experts, token_versions
@@ -39,6 +41,7 @@ Row = dict[str, Any]
 _log = logging.getLogger(__name__)
 SAMPLING: Final = ("temperature", "top_p", "sampling")
 """Columns of token rows: two sampling parameters of each of their calls, and its whole contract as JSON (types.sampling.Contract)."""
+DEMONSTRATIONS: Final = "demonstrations"
 IGNORED: Final = -100
 """The label for tokens without loss, by torch's cross entropy and transformers' trainers."""
 
@@ -57,6 +60,8 @@ class Reading:
     """The name of the reward dimension; None: the primary one."""
     reward_source: tuple[str, ...] = ()
     """Whose rewards count (Reward.source); none named: everybody's."""
+    rubric: str | None = None
+    """Name and version of a rubric: the reward is the mean of the reviews under it (reviews.py). Of demonstrations: which corrections."""
     fill_reward: float | None = None
     """The reward of attempts without one; None: refuse them."""
     min_reward: float | None = None
@@ -93,6 +98,12 @@ class Reading:
             if value is not None and not math.isfinite(value):
                 raise UsageError(f"{name} is {value}: a finite number is needed")
         check_selection(self.top_fraction, self.best_of_group)
+        if self.rubric is not None and (self.reward is not None or self.reward_function):
+            raise UsageError("a rubric, the name of a reward and a function each say what the reward is: give one of them")
+        if self.form == DEMONSTRATIONS and (self.min_reward, self.top_fraction, self.best_of_group) != (None, None, None):
+            raise UsageError(
+                "demonstrations are chosen by their corrections, not by rewards: leave min_reward, top_fraction and best_of_group out"
+            )
         by_tokens = self.calls_alone and self.form in TOKEN_FORMS
         if self.call_rewards and (self.discount is not None or not by_tokens):
             raise UsageError("rewards of calls are for transitions: add by_call (--by-call), in a form of token ids, and no discount")
@@ -134,8 +145,11 @@ def rows_of(reading: Reading, traces: Traces, spans: Sequence[Span] = (), functi
     Raises AgentError, which names the user's function that failed.
     """
     traces = traces.trusting(reading.reward_source or None)
-    if functions.reward is not None:
-        traces = replace(traces, rewards=_rewards(functions.reward, spans))
+    reward = functions.reward
+    if reading.rubric is not None and reading.form != DEMONSTRATIONS:
+        reward = partial(mean_review, rubric=reading.rubric)
+    if reward is not None:
+        traces = replace(traces, rewards=_rewards(reward, spans))
     if functions.adapter is not None:
         own = functions.adapter
         found = _of_spans(reading, traces, spans, lambda some, _: map(_as_row, _called(own, reading.adapter, some)), ours=False)
@@ -183,7 +197,7 @@ def _by_attempt(spans: Sequence[Span]) -> dict[AttemptKey, list[Span]]:
 
 def needs_spans(reading: Reading) -> bool:
     """Whether the conversion needs spans."""
-    return reads_spans(reading) or bool(reading.reward_function)
+    return reads_spans(reading) or bool(reading.reward_function) or reading.rubric is not None
 
 
 def reads_spans(reading: Reading) -> bool:
@@ -442,6 +456,17 @@ def _openai_dpo(reading: Reading, traces: Traces, spans: Sequence[Span]) -> Rows
     return Rows([_pair(*pair) for pair in pairs], found.refused)
 
 
+def _demonstrations(reading: Reading, traces: Traces, spans: Sequence[Span]) -> Rows:
+    """Make conversations for OpenAI's fine-tuning that end with what reviewers say should have been answered; they need no reward."""
+
+    def adapt(own: list[Span], refused: Counter[str]) -> Iterable[Row]:
+        corrections = corrections_in(own, reading.rubric or "")
+        refused.update({} if corrections else {"no_correction": 1})
+        return conversations(corrected_messages(own, corrections, refused, agent_match=reading.agent_match), refused, by_call=True)
+
+    return _of_spans(replace(reading, fill_reward=0.0 if reading.fill_reward is None else reading.fill_reward), traces, spans, adapt)
+
+
 REASONS: Final = {
     **CHAT_REFUSALS,
     **CALL_REFUSALS,
@@ -449,6 +474,7 @@ REASONS: Final = {
     **LENGTH_REFUSALS,
     **SELECTION_REFUSALS,
     "no_call_reward": "the call has no reward of its own (call_rewards)",
+    "no_correction": "no feedback says what it should have answered",
     "no_pair": "all attempts with this prompt have equal rewards",
     "filtered": "the filter left the row out",
     "unreadable_spans": "the adapters cannot read its spans",
@@ -470,5 +496,6 @@ FORMS: Final[dict[str, Callable[[Reading, Traces, Sequence[Span]], Rows]]] = {
     "tinker": _sft,
     "openai": _openai,
     "openai_dpo": _openai_dpo,
+    DEMONSTRATIONS: _demonstrations,
 }
 """{form: its conversion}."""

@@ -43,6 +43,7 @@ REFUSED: Final = {
     "not_best_of_group": "raise best_of_group to keep more",
     "not_in_top": "raise top_fraction to keep more",
     "no_call_reward": "emit a reward after each call, or give --fill-reward",
+    "no_correction": "write one on the dashboard's page /review, or by `agl-otel feedback --correction`",
     "no_pair": "sample more attempts of a task, or reward them more finely",
     "filtered": "correct the filter to keep more",
     "unreadable_spans": "use a form of token ids (--as sft), or an adapter of your own (--adapter)",

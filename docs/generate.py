@@ -25,6 +25,7 @@ from agl_otel.jobs import job
 from agl_otel.settings import CONFIG_FILE, PRIVATE, SECRETS, Settings
 from agl_otel.web.feedback import FEEDBACK
 from agl_otel.web.rest import ROUTES
+from agl_otel.web.reviews import REVIEWS
 from agl_otel.web.routes import PREFIX
 from agl_otel.web.views import VIEWS
 from tests.matrix.frameworks import BY_NAME, Framework
@@ -147,7 +148,12 @@ def rest_page() -> str:
         f"Below `{PREFIX}` of the web service (4748, or the port of `agl-otel store`). The OpenAPI document, with every",
     ]
     parts += [f"field, is at `{PREFIX}/openapi.json`. Errors are JSON with a `detail`. With `AGL_TOKEN`: `Authorization: Bearer TOKEN`."]
-    for title, routes in (("As in Agent Lightning 0.3", ROUTES), ("What the dashboard asks", VIEWS), ("Feedback", FEEDBACK)):
+    for title, routes in (
+        ("As in Agent Lightning 0.3", ROUTES),
+        ("What the dashboard asks", VIEWS),
+        ("Reviews", REVIEWS),
+        ("Feedback", FEEDBACK),
+    ):
         parts += ["", f"## {title}", "", "| method | path | what |", "|---|---|---|"]
         parts += [f"| {route.method} | `{PREFIX}{route.path}` | {_cell(route.summary)} |" for route in routes]
         parts += ["", PAGES_OF_CONVERSATIONS] if routes is VIEWS else []

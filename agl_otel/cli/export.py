@@ -31,6 +31,7 @@ from agl_otel.service.loading import load_function
 from agl_otel.stack.sharing import open_store
 from agl_otel.store import Store
 from agl_otel.text import json_text
+from agl_otel.traces.reviews import read_reviews
 from agl_otel.types import TRIAL, RolloutMode, Span, VerdictKind, is_trial
 from agl_otel.types.columns import Traces
 from agl_otel.types.options import Finite, Whole
@@ -63,6 +64,7 @@ _READING_OPTIONS: Final = tuple(each.name for each in fields(Reading))
 @click.option(
     "--reward-source", metavar="SOURCE", multiple=True, help="Whose rewards count (repeatable): runner, agent, or a source of feedback."
 )
+@click.option("--rubric", metavar="NAME@VERSION", help="The reward is the mean of the reviews under this rubric; see the page /review.")
 @click.option("--fill-reward", type=Finite(), help="Reward of attempts without one.  [default: they are refused]")
 @click.option("--min-reward", type=Finite(), help="Leave out attempts with a lower reward.")
 @click.option("--top-fraction", type=Finite(0, 1, min_open=True), help="Keep the best attempts, this share of them.")
@@ -114,7 +116,7 @@ def export(
     messages      chat messages, from any instrumentation               triplets     Agent Lightning 0.3's
     sft           input_ids, labels, attention_mask                     dpo          chosen and rejected, same task and prompt
     openai        messages and tools, whole conversations               openai_dpo   preferred and not, same task and messages
-    tinker        model_input, target_tokens, weights
+    tinker        model_input, target_tokens, weights                   demonstrations  as openai, with reviewers' corrections
 
     A FUNCTION is path/to/file.py:name or package.module:name. With --diff, it shows what another adapter, reward or filter would change.
 
@@ -216,6 +218,10 @@ async def _write(
         raise UsageError(
             f"masking rules do not know the rows of an adapter of your own ({reading.adapter}) and would leave texts in them: "
             "export a form of ours, or mask in the collector (AGL_MASK)"
+        )
+    if reading.rubric is not None and not await read_reviews(store.reader, rubric=reading.rubric, limit=1):
+        raise UsageError(
+            f"no review is stored under the rubric {reading.rubric!r}: name it as NAME@VERSION, as the dashboard's page /review does"
         )
     exported, functions = Exported(reading, rules), functions_of(reading)
 

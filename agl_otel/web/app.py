@@ -28,13 +28,16 @@ from agl_otel.web.jaeger import rest as jaeger_rest
 from agl_otel.web.json_errors import json_crashes, json_errors
 from agl_otel.web.openapi import document
 from agl_otel.web.rest import ROUTES, health_of
+from agl_otel.web.reviews import REVIEWS
 from agl_otel.web.routes import PREFIX, STORE, add_table
 from agl_otel.web.views import CURVES, VIEWS
 
 TOKEN = web.AppKey("token", str)
 ORIGINS = web.AppKey("origins", frozenset[str])
+TABLE: Final = (*VIEWS, *ROUTES, *REVIEWS, *FEEDBACK)
+"""All routes below PREFIX."""
 OPEN_PATHS: Final = frozenset({"/health", "/v1/agl/health"})
-READ_ONLY_POSTS: Final = frozenset(PREFIX + route.path for route in (*VIEWS, *ROUTES) if route.read_only)
+READ_ONLY_POSTS: Final = frozenset(PREFIX + route.path for route in TABLE if route.read_only)
 """Paths whose POST changes nothing."""
 MAX_BODY_BYTES: Final = 64 << 20
 IN_FLIGHT_BYTES: Final = 256 << 20
@@ -61,7 +64,7 @@ async def describe(request: web.Request) -> web.Response:
 
 async def openapi(_: web.Request) -> web.Response:
     """GET /v1/agl/openapi.json."""
-    return web.json_response(document((*VIEWS, *ROUTES, *FEEDBACK), distribution("agl-otel").version))
+    return web.json_response(document(TABLE, distribution("agl-otel").version))
 
 
 def _rewritten(address: object, host: str) -> object:
@@ -131,7 +134,7 @@ def build_app(
     app[CURVES] = Curves(store)
     app[LIMITS] = Limits(feedback_per_minute)
     app.router.add_get(PREFIX + "/openapi.json", openapi)
-    add_table(app, (*VIEWS, *ROUTES, *FEEDBACK))
+    add_table(app, TABLE)
     jaeger_rest.add_routes(app)
     relay.add_routes(app, meters, token)
     static.add_routes(app)

@@ -59,7 +59,6 @@ OTHERS_NOT_RUN: Final = {
     r"vllm serve models/mine": "it needs vLLM; test_model_export.py in tests/contract opens an exported folder with our server",
     r"OTEL_EXPORTER_OTLP_TRACES_PROTOCOL=\S+ vllm serve": "it needs vllm: test_engine_spans.py in tests/contract/store has such an engine",
     r"OTEL_EXPORTER_OTLP_ENDPOINT=\S+ python send\.py": "of docs/otlp.md: a test below runs it on this stack's ports",
-    r"python reward_later\.py": "of docs/late-rewards.md: a test below runs it on this stack",
     r"curl -s -d .*/(pause|resume)$": "of a proxy at its usual port: tests/contract/proxy/test_pool.py",
     r"export AGL_STORE=": "of docs/three-terminals.md, where the stack is at its usual port",
     r"export AGL_CLICKHOUSE_URL=": "of docs/clickhouse.md, where the server is the reader's: tests/contract/collector/test_server.py",

@@ -24,6 +24,7 @@ PAGES = {
     "conversation": (f"{rollout}?view=conversation", "assistant"),
     "json": (f"{rollout}?view=json", '"step": 1'),
     "traces": (f"/traces?rollout={given['rollout']}", "invoke_agent"),
+    "review": ("/review", "rubric"),
     "resources": ("/resources", given["resources"]),
     "versions": (f"/resources/{given['resources']}", "before"),
     "runners": ("/runners", "w-page"),

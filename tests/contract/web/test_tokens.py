@@ -19,10 +19,10 @@ from agl_otel.queue.client import QueueClient, Witness
 from agl_otel.store import LightningStore
 from agl_otel.text import LEFT_OUT
 from agl_otel.types import LLM
-from agl_otel.web.app import build_app
-from agl_otel.web.feedback import FEEDBACK
+from agl_otel.web.app import TABLE, build_app
 from agl_otel.web.jaeger.service import READER, JaegerServer
 from agl_otel.web.rest import ROUTES
+from agl_otel.web.reviews import REVIEWS
 from agl_otel.web.routes import PREFIX
 from agl_otel.web.views import VIEWS
 from tests.local_queue import LocalQueue
@@ -114,7 +114,7 @@ async def test_a_view_token_reads_everything_and_changes_nothing(tmp_path: Path)
                 "/waits/rollouts",
             }
             open_to_it |= {"/rollouts/figures", "/rollouts/outputs", "/sql"}
-            for route in (*VIEWS, *ROUTES, *FEEDBACK):
+            for route in TABLE:
                 path = PREFIX + re.sub(r"{\w+}", "some", route.path)
                 async with client.request(route.method, path, json={} if route.method == "POST" else None, headers=headers) as answer:
                     refused = answer.status == 401 and "not for web" in await answer.text()
@@ -126,6 +126,18 @@ async def test_a_view_token_reads_everything_and_changes_nothing(tmp_path: Path)
                 assert answer.status == 200
 
 
+async def test_a_reviewers_token_reads_everything_and_sends_feedback(tmp_path: Path) -> None:
+    async with LocalQueue(f"sqlite:///{tmp_path / 'queue.db'}", token=TOKEN) as queue:
+        store = LightningStore(queue.server.service.address, token=TOKEN)
+        async with store, TestClient(TestServer(build_app(store, TOKEN))) as client:
+            headers = {"Authorization": f"Bearer {of('view', 'feedback')}"}
+            async with client.get(f"{PREFIX}/reviews/rubrics", headers=headers) as answer:
+                assert (answer.status, await answer.json()) == (200, [])
+            for path, status in (("/feedback", 404), ("/reviews/rubrics", 401), ("/resources", 401)):
+                async with client.post(PREFIX + path, json={"value": 1, "rollout_id": "ro-1"}, headers=headers) as answer:
+                    assert answer.status == status, path
+
+
 async def test_a_feedback_token_sends_feedback_and_opens_nothing_else(tmp_path: Path) -> None:
     async with LocalQueue(f"sqlite:///{tmp_path / 'queue.db'}", token=TOKEN) as queue:
         store = LightningStore(queue.server.service.address, token=TOKEN)
@@ -133,7 +145,7 @@ async def test_a_feedback_token_sends_feedback_and_opens_nothing_else(tmp_path: 
             keys = [of("feedback"), feedback_key(TOKEN, Subject("response", "chatcmpl-1"), LATER)]
             for key in keys:
                 headers = {"Authorization": f"Bearer {key}"}
-                for route in (*VIEWS, *ROUTES):
+                for route in (*VIEWS, *ROUTES, *REVIEWS):
                     path = PREFIX + re.sub(r"{\w+}", "some", route.path)
                     async with client.request(route.method, path, json={} if route.method == "POST" else None, headers=headers) as answer:
                         assert answer.status in (200, 401) and (answer.status == 401 or path == f"{PREFIX}/health"), route

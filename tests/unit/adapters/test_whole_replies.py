@@ -9,12 +9,12 @@ from typing import Any
 import pytest
 
 from agl_otel.adapters import TracerTraceToTriplet, TraceToMessages
-from agl_otel.adapters.records import FORMS, TOKEN_FORMS, Reading, Rows, rows_of
+from agl_otel.adapters.records import DEMONSTRATIONS, FORMS, TOKEN_FORMS, Reading, Rows, rows_of
 from agl_otel.types import Span, TraceStatus
 from agl_otel_hook import conventions
 from tests.unit.adapters.spans import call, proxy_call, reward, span
 
-SPAN_FORMS = sorted(FORMS.keys() - TOKEN_FORMS - {"openai_dpo"})
+SPAN_FORMS = sorted(FORMS.keys() - TOKEN_FORMS - {"openai_dpo", DEMONSTRATIONS})
 NO_REPLY: dict[str, Any] = {
     "gen_ai.output.messages": "",
     conventions.LLM_RESPONSE_TOKEN_IDS: [],

@@ -58,6 +58,13 @@ export type Worker = {
   worker_id: string; status: "idle" | "busy" | "unknown"; heartbeat_stats: { [key: string]: Json } | null; last_heartbeat_time: number | null;
   last_dequeue_time: number | null; last_busy_time: number | null; last_idle_time: number | null; current_rollout_id: string | null; current_attempt_id: string | null;
 };
+export type Rubric = { rubric: string; name: string; version: number; text: string; labels: { label: string; value: number | null }[] };
+export type QueuedReview = { rollout_id: string; attempt_id: string; why: string };
+export type ReviewQueue = { items: QueuedReview[]; total: number; reviewed: number; searched: number; ended: number };
+export type Agreement = {
+  reviewers: [string, string]; n: number; labels: string[]; counts: number[][]; observed: number | null; expected: number | null; kappa: number | null; undefined: string;
+};
+export type Agreements = { rubric: string; reviewers: { reviewer: string; reviews: number }[]; pairs: Agreement[] };
 export type Answer = { columns: string[]; types: string[]; rows: Json[][]; truncated: boolean };
 export type Statistics = {
   total_rollouts: number; total_attempts: number; total_spans: number; total_resources: number; total_workers: number; uptime: number;

@@ -3,6 +3,7 @@ import { useEffect, useState, type ReactNode } from "react";
 import { Navigate, NavLink, Route, Routes, useLocation } from "react-router";
 import { ApiError, get, token, type Statistics } from "./api";
 import { Resources, ResourceVersions } from "./pages/resources";
+import { Review } from "./pages/review";
 import { Rollout } from "./pages/rollout";
 import { Rollouts } from "./pages/rollouts";
 import { Run, Runs } from "./pages/runs";
@@ -17,6 +18,7 @@ const PAGES = [
   ["/runs", "Runs", "M3 15l4-6 4 3 6-8"],
   ["/rollouts", "Rollouts", "M3 5h14M3 10h14M3 15h14"],
   ["/traces", "Traces", "M3 5h7M6 10h9M10 15h7"],
+  ["/review", "Review", "M3 11l4 4 10-10"],
   ["/resources", "Resources", "M10 3l7 4-7 4-7-4zM3 12l7 4 7-4"],
   ["/runners", "Workers", "M4 5h12v8H4zM7 17h6"],
   ["/sql", "SQL", "M5 6l4 4-4 4M11 14h5"],
@@ -40,6 +42,7 @@ export function App() {
           <Route path="/rollouts" element={<Rollouts />} />
           <Route path="/rollouts/:rolloutId" element={<Rollout />} />
           <Route path="/traces" element={<Traces />} />
+          <Route path="/review" element={<Review />} />
           <Route path="/resources" element={<Resources />} />
           <Route path="/resources/:resourcesId" element={<ResourceVersions />} />
           <Route path="/runners" element={<Workers />} />

@@ -2,10 +2,10 @@
 import { useSyncExternalStore } from "react";
 
 export type Theme = "system" | "light" | "dark";
-/** Prices are of a million tokens, in whatever money; null: not said. */
-export type Settings = { theme: Theme; refreshMs: number; promptPrice: number | null; responsePrice: number | null };
+/** Prices are of a million tokens, in whatever money; null: not said. The reviewer is the source of reviews; tokens: whether they show them. */
+export type Settings = { theme: Theme; refreshMs: number; promptPrice: number | null; responsePrice: number | null; reviewer: string; tokens: boolean };
 const KEY = "agl-settings";
-const DEFAULT: Settings = { theme: "system", refreshMs: 5000, promptPrice: null, responsePrice: null };
+const DEFAULT: Settings = { theme: "system", refreshMs: 5000, promptPrice: null, responsePrice: null, reviewer: "", tokens: false };
 const listeners = new Set<() => void>();
 const dark = window.matchMedia("(prefers-color-scheme: dark)");
 

@@ -1,5 +1,5 @@
 // What was said in an attempt: each model call with what was new in it, and the reply. Text only, whatever an agent wrote.
-import { keepPreviousData, useInfiniteQuery } from "@tanstack/react-query";
+import { infiniteQueryOptions, keepPreviousData, useInfiniteQuery } from "@tanstack/react-query";
 import { useMemo, useState } from "react";
 import { get, id, type Call, type Conversation as ConversationType, type Json as JsonValue } from "../api";
 import { duration, number, short, visible } from "../text";
@@ -9,11 +9,17 @@ import { Tokens } from "./span";
 const STEP = 50;
 type Message = { role?: string; content?: JsonValue; tool_calls?: JsonValue; name?: string; tool_call_id?: string };
 
-export function Conversation({ rolloutId, attemptId, live }: { rolloutId: string; attemptId: string; live: number | false }) {
+/** How the pages of a conversation are asked for. */
+export const conversationQuery = (rolloutId: string, attemptId: string) => infiniteQueryOptions({
+  queryKey: ["conversation", rolloutId, attemptId], initialPageParam: 0,
+  queryFn: ({ signal, pageParam }) => get<ConversationType>(`/rollouts/${id(rolloutId)}/conversation`, { attempt_id: attemptId, limit: STEP, offset: pageParam }, signal),
+  getNextPageParam: (page, _, from) => page.calls.length > 0 && from + page.calls.length < page.total ? from + page.calls.length : undefined,
+});
+
+/** `tokens`: whether those of every call are shown at first. */
+export function Conversation({ rolloutId, attemptId, live, tokens = false }: { rolloutId: string; attemptId: string; live: number | false; tokens?: boolean }) {
   const { data, error, isPending, hasNextPage, isFetchingNextPage, fetchNextPage } = useInfiniteQuery({
-    queryKey: ["conversation", rolloutId, attemptId], refetchInterval: live, placeholderData: keepPreviousData, initialPageParam: 0,
-    queryFn: ({ signal, pageParam }) => get<ConversationType>(`/rollouts/${id(rolloutId)}/conversation`, { attempt_id: attemptId, limit: STEP, offset: pageParam }, signal),
-    getNextPageParam: (page, _, from) => page.calls.length > 0 && from + page.calls.length < page.total ? from + page.calls.length : undefined,
+    ...conversationQuery(rolloutId, attemptId), refetchInterval: live, placeholderData: keepPreviousData,
   });
   const calls = useMemo(() => data?.pages.flatMap((page) => whole(page.calls)), [data]);
   if (isPending) return <div className="wait" />;
@@ -23,7 +29,7 @@ export function Conversation({ rolloutId, attemptId, live }: { rolloutId: string
       <Problem error={error} />
       {last && last.spans_left_out > 0 && <p className="note">The calls of the first spans: the latest {number(last.spans_left_out)} spans are not read for this page. <code>agl-otel export</code> and SQL read all.</p>}
       {calls?.length === 0 && <Empty>No model call of this attempt is stored.</Empty>}
-      {calls?.map((call, place) => <OneCall key={`${call.trace_id}${call.span_id}`} call={call} number={place + 1} rolloutId={rolloutId} />)}
+      {calls?.map((call, place) => <OneCall key={`${call.trace_id}${call.span_id}`} call={call} number={place + 1} rolloutId={rolloutId} tokens={tokens} />)}
       {last && hasNextPage && <button disabled={isFetchingNextPage} onClick={() => void fetchNextPage()}>Show more of {number(last.total)} calls</button>}
     </div>
   );
@@ -39,7 +45,7 @@ function whole(calls: Call[]): Call[] {
   return found;
 }
 
-function OneCall({ call, number: place, rolloutId }: { call: Call; number: number; rolloutId: string }) {
+function OneCall({ call, number: place, rolloutId, tokens }: { call: Call; number: number; rolloutId: string; tokens: boolean }) {
   const [all, setAll] = useState(false);
   const shown = all ? call.messages : call.messages.slice(call.repeated);
   return (
@@ -56,7 +62,7 @@ function OneCall({ call, number: place, rolloutId }: { call: Call; number: numbe
       {call.repeated > 0 && <button className="earlier" aria-expanded={all} onClick={() => setAll(!all)}>{all ? "hide" : "show"} {call.repeated} messages that were said before</button>}
       {shown.map((message, index) => <Said key={index} message={message as Message} />)}
       {call.reply.map((message, index) => <Said key={`r${index}`} message={message as Message} reply />)}
-      {call.token_span_id && <Tokens rolloutId={rolloutId} attemptId={call.attempt_id} spanId={call.token_span_id} />}
+      {call.token_span_id && <Tokens key={String(tokens)} shown={tokens} rolloutId={rolloutId} attemptId={call.attempt_id} spanId={call.token_span_id} />}
     </section>
   );
 }

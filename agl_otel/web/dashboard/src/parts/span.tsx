@@ -78,8 +78,8 @@ function Value({ value }: { value: JsonValue }) {
   return <Text text={JSON.stringify(value)} mono height={300} />;
 }
 
-export function Tokens({ rolloutId, attemptId, spanId }: { rolloutId: string; attemptId: string; spanId: string }) {
-  const [open, setOpen] = useState(false);
+export function Tokens({ rolloutId, attemptId, spanId, shown = false }: { rolloutId: string; attemptId: string; spanId: string; shown?: boolean }) {
+  const [open, setOpen] = useState(shown);
   const { data, error, isFetching } = useQuery({ queryKey: ["tokens", rolloutId, attemptId, spanId], enabled: open, staleTime: Infinity, queryFn: ({ signal }) => get<TokensType>(`/rollouts/${id(rolloutId)}/tokens`, { attempt_id: attemptId, span_id: spanId }, signal) });
   return (
     <div className="tokens-box">

@@ -1,0 +1,63 @@
+"""The part of the store for rubrics.
+
+A rubric is a set of resources with one prompt template, so that it has versions, a page that compares them, and can be given to a model.
+"""
+
+from __future__ import annotations
+
+import re
+from typing import Final
+
+from agl_otel.adapters.reviews import labels_in
+from agl_otel.errors import UsageError
+from agl_otel.store.resources import Resources
+from agl_otel.types import PromptTemplate, ResourcesUpdate
+from agl_otel.types.reviews import Rubric, RubricLabel
+
+PREFIX: Final = "rubric-"
+"""How the ids of their sets begin."""
+LONGEST_TEXT: Final = 100_000  # characters
+_RUBRIC: Final = "rubric"
+_NAME: Final = re.compile(r"[A-Za-z0-9._-]{1,100}")
+
+
+class Rubrics(Resources):
+    """Rubrics with versions, the same for all reviewers."""
+
+    async def rubrics(self) -> list[Rubric]:
+        """Return the current version of each rubric, by name."""
+        found = await (await self._queue()).query_resources(resources_id_contains=PREFIX)
+        return sorted((rubric for each in found if (rubric := _rubric_of(each))), key=lambda rubric: rubric.name)
+
+    async def put_rubric(self, name: str, text: str) -> Rubric:
+        """Store a rubric, or the next version of it if its text is another one.
+
+        Its labels are the lines `label = reward`, or `label =` for one without a reward. Raises UsageError.
+        """
+        if not _NAME.fullmatch(name):
+            raise UsageError(f"{name[:120]!r} is no name for a rubric: use 1 to 100 of the characters A-Z a-z 0-9 . _ -")
+        if len(text) > LONGEST_TEXT:
+            raise UsageError(f"the rubric has {len(text)} characters: at most {LONGEST_TEXT}")
+        labels_in(text)
+        before = await self.resources(PREFIX + name)
+        known = _rubric_of(before) if before else None
+        if known and known.text == text:
+            return known
+        made = _rubric_of(
+            await self.publish({_RUBRIC: PromptTemplate(template=text, engine="jinja")}, resources_id=PREFIX + name, aside=True)
+        )
+        assert made is not None
+        return made
+
+
+def _rubric_of(given: ResourcesUpdate) -> Rubric | None:
+    """Return the rubric in a set of resources; None if it has none, since anyone may name a set so."""
+    template = given.resources.get(_RUBRIC)
+    if not given.resources_id.startswith(PREFIX) or not isinstance(template, PromptTemplate):
+        return None
+    try:
+        labels = [RubricLabel(label=label, value=value) for label, value in labels_in(template.template)]
+    except UsageError:
+        return None
+    name = given.resources_id.removeprefix(PREFIX)
+    return Rubric(rubric=f"{name}@{given.version}", name=name, version=given.version, text=template.template, labels=labels)
