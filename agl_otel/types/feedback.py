@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import math
 import time
 import uuid
 from typing import Annotated, Final
@@ -10,17 +9,19 @@ from typing import Annotated, Final
 from pydantic import AfterValidator, Field, model_validator
 
 from agl_otel.types.model import Model, check_id
-from agl_otel.types.scores import AGENT, RUNNER
+from agl_otel.types.scores import AGENT, MAX_REWARD, RUNNER, is_usable
 
 NAME: Final = "feedback"
 LONGEST_TEXT: Final = 100_000  # characters
+EARLIEST_SECONDS: Final = 946_684_800.0
+"""2000-01-01: before it a collector takes no time."""
 AHEAD_SECONDS: Final = 60.0
 """How far a clock may be ahead of ours."""
 
 
-def _finite(value: float | None) -> float | None:
-    if value is not None and not math.isfinite(value):
-        raise ValueError("must be a finite number")
+def _usable(value: float | None) -> float | None:
+    if value is not None and not is_usable(value):
+        raise ValueError(f"must be a number of at most {MAX_REWARD:g}, of either sign")
     return value
 
 
@@ -48,7 +49,7 @@ class Feedback(Model):
     """`gen_ai.conversation.id` of the spans; the attempt, or the adopted trace, that continued it last is meant."""
     response_id: _Named | None = None
     """`gen_ai.response.id` of the model call that is meant."""
-    value: Annotated[float | bool | None, AfterValidator(_finite)] = None
+    value: Annotated[float | bool | None, AfterValidator(_usable)] = None
     """The reward; true is 1, false 0."""
     label: Annotated[str, Field(max_length=500)] = ""
     """Without a value: `pass`, `fail` and others are 1 and 0 (docs/otlp.md); any other is no reward, but kept."""
@@ -62,8 +63,8 @@ class Feedback(Model):
     """Who gave it, by which training chooses whom it trusts."""
     rubric: Annotated[str, Field(max_length=500)] = ""
     """By which rules, with their version."""
-    time: Annotated[float | None, Field(gt=0), AfterValidator(_finite)] = None
-    """When, in Unix seconds; default: now. Of several rewards the last counts."""
+    time: Annotated[float | None, Field(ge=EARLIEST_SECONDS)] = None
+    """When, in Unix seconds since 2000; default: now. Of several rewards the last counts."""
     id: _Id = Field(default_factory=lambda: uuid.uuid4().hex)
     """Names it: what is sent again with the same id and target is the same feedback."""
 

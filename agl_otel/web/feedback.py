@@ -22,6 +22,8 @@ LARGEST_BYTES: Final = 1 << 20
 """The largest body with a token or key for feedback."""
 USER: Final = "user"
 """The source of feedback by a bound key."""
+USERS_REWARD: Final = 1.0
+"""The greatest reward, of either sign, with a bound key: one user cannot outweigh all other rewards."""
 _SUBJECT: Final = web.RequestKey("feedback_subject", Subject)
 _MOST_KEYS: Final = 10_000
 
@@ -83,14 +85,17 @@ async def _feedback(store: LightningStore, request: web.Request) -> Any:
 
 
 def _about(subject: Subject, fields: dict[str, Any]) -> Feedback:
-    """Return feedback by the holder of a bound key, who names neither its subject nor its source."""
+    """Return feedback by the holder of a bound key, who names neither its subject nor its source, and whose rewards are within -1 and 1."""
     for name, value in ((f"{subject.kind}_id", subject.name), ("source", USER)):
         if fields.setdefault(name, value) != value:
             raise web.HTTPForbidden(text=f"this key gives feedback with {name} {value!r} only")
     try:
-        return Feedback.model_validate(fields)
+        feedback = Feedback.model_validate(fields)
     except ValidationError as error:
         raise UsageError(f"the body is wrong: {describe_invalid(error)}") from None
+    if feedback.value is not None and abs(feedback.value) > USERS_REWARD:
+        raise UsageError(f"the value is {feedback.value:g}: this key gives rewards from -{USERS_REWARD:g} to {USERS_REWARD:g}")
+    return feedback
 
 
 FEEDBACK: Final = (

@@ -141,7 +141,7 @@ async def test_a_reviewers_token_reads_everything_and_sends_feedback(tmp_path: P
 async def test_a_feedback_token_sends_feedback_and_opens_nothing_else(tmp_path: Path) -> None:
     async with LocalQueue(f"sqlite:///{tmp_path / 'queue.db'}", token=TOKEN) as queue:
         store = LightningStore(queue.server.service.address, token=TOKEN)
-        async with store, TestClient(TestServer(build_app(store, TOKEN, feedback_per_minute=3))) as client:
+        async with store, TestClient(TestServer(build_app(store, TOKEN, feedback_per_minute=4))) as client:
             keys = [of("feedback"), feedback_key(TOKEN, Subject("response", "chatcmpl-1"), LATER)]
             for key in keys:
                 headers = {"Authorization": f"Bearer {key}"}
@@ -160,10 +160,12 @@ async def test_a_feedback_token_sends_feedback_and_opens_nothing_else(tmp_path: 
                 (of("feedback"), {"value": 1, "rollout_id": "ro-1"}, 404, "ro-1"),
                 (of("feedback"), {"value": 1}, 400, "name one of"),
                 (of("feedback"), {"value": 1}, 400, "name one of"),
+                (of("feedback"), {"value": 1}, 400, "name one of"),
                 (of("feedback"), {"value": 1}, 429, "try again later"),
                 (keys[1], {"value": "good"}, 400, "value"),
                 (keys[1], {"value": 1, "response_id": "chatcmpl-2"}, 403, "chatcmpl-1"),
                 (keys[1], {"value": 1, "source": "ann"}, 403, "source 'user'"),
+                (keys[1], {"value": 1e8}, 400, "rewards from -1 to 1"),
                 (keys[1], {"value": 1}, 429, "try again later"),
                 (feedback_key(TOKEN, Subject("response", "x"), 1.0), {"value": 1}, 401, "expired at"),
                 (feedback_key("another", Subject("response", "x"), LATER), {"value": 1}, 401, "a bearer token is needed"),
