@@ -12,7 +12,7 @@ import signal
 import subprocess
 import sys
 from collections import Counter
-from collections.abc import AsyncGenerator, Callable, Generator, Iterator, Mapping, Sequence
+from collections.abc import AsyncGenerator, Callable, Collection, Generator, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import Any
@@ -228,6 +228,9 @@ class CallingStore:
     reads: Counter[str] = field(default_factory=Counter[str])
     figures: list[Mapping[str, float]] = field(default_factory=list[Mapping[str, float]])
     steps: list[TrainingStep] = field(default_factory=list[TrainingStep])
+
+    async def rewarded(self, rollout_ids: Sequence[str], sources: Collection[str] | None = None) -> set[str]:
+        return {*rollout_ids}
 
     async def rollouts(self, query: RolloutQuery) -> list[Rollout | AttemptedRollout]:
         return []
