@@ -62,12 +62,12 @@ _LONGEST_PATH: Final = 400  # two ids of 128 characters each
 _ATTEMPTS_CALL: Final = re.compile(rf"/rollout/([^/]+)/attempt/([^/]+)(/v1|)/({'|'.join(map(re.escape, DIALECTS))})")
 PASSED: Final = ("messages/count_tokens",)
 """POST routes that are no model calls: forwarded, not recorded."""
-GOOGLE: Final = "/v1beta/models/{model:.+}:{method:[A-Za-z]+}"
+GOOGLE: Final = "/{version:v1(?:alpha|beta)?}/models/{model:.+}:{method:[A-Za-z]+}"
 PAUSE_WAIT_SECONDS: Final = 60.0
 MAX_PAUSE_WAIT_SECONDS: Final = 3600.0
 KNOWN: Final = (
     f"POST [{SCOPE}][/v1]/{{{','.join((*DIALECTS, *PASSED))}}}, GET [{SCOPE}][/v1]/models, POST {SCOPE}/close, "
-    f"POST [{SCOPE}]/v1beta/models/MODEL:{{generateContent,streamGenerateContent,countTokens}}, "
+    f"POST [{SCOPE}]/{{v1,v1beta,v1alpha}}/models/MODEL:{{generateContent,streamGenerateContent,countTokens}}, "
     "POST /close, POST /delete, POST /pause, POST /resume, POST /model_list, GET /health, GET /metrics"
 )
 logger = logging.getLogger("agl_otel.proxy")
