@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import re
 from collections import Counter
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import replace
 from pathlib import Path
 from typing import Final
@@ -40,6 +40,7 @@ KEEP_COPY: Final = (
     "the hook's provider is there first, so spans made by libraries go to this stack alone. "
     "To keep the copy, start the stack with AGL_FORWARD_OTLP=ADDRESS (and AGL_FORWARD_HEADERS)"
 )
+PROTOCOL: Final = "let the agent use one of the protocols that the proxy has (docs/model-servers.md#the-protocols-of-agents)"
 COMMAND: Final = "the command ended well"
 STORED: Final = "everything it emitted is stored"
 PROVIDER: Final = "its telemetry goes where it went before"
@@ -157,10 +158,13 @@ def _hook(once: FinishedAttempt) -> Finding | None:
 
 def _calls(once: FinishedAttempt) -> Finding:
     what, calls = "its model calls pass through the proxy", _proxied(once)
+    detail = counted(_calls_in(calls), "call") if calls else "none"
+    if once.unknown_paths:
+        detail = f"{detail}; {_at_unknown_paths(once.unknown_paths)}"
+        return advice(what, detail, PROTOCOL) if calls else wrong(what, detail, PROTOCOL, spoils=AFTER_CALLS)
     if calls:
-        return good(what, counted(_calls_in(calls), "call"))
-    remedy = "the agent must take its model's address from OPENAI_BASE_URL (or OPENAI_API_BASE, ANTHROPIC_BASE_URL)"
-    detail = "none"
+        return good(what, detail)
+    remedy = "the agent must take its model's address from OPENAI_BASE_URL (or OPENAI_API_BASE, ANTHROPIC_BASE_URL, GOOGLE_GEMINI_BASE_URL)"
     if others := [span for span in _own(once) if "gen_ai.request.model" in span.attributes or "llm.model_name" in span.attributes]:
         hosts = sorted({host for span in _own(once) if (host := _host(span))})
         detail = f"none; its own spans show {counted(len(others), 'call')}{' to ' + ', '.join(hosts) if hosts else ''}"
@@ -168,6 +172,12 @@ def _calls(once: FinishedAttempt) -> Finding:
     if "dspy" in once.packages:
         remedy = f"{remedy}. {DSPY}"
     return wrong(what, detail, remedy, spoils=AFTER_CALLS)
+
+
+def _at_unknown_paths(counts: Mapping[str, int]) -> str:
+    several = len(counts) > 1
+    paths = ", ".join(f"{printable(path)} ({count})" if several else printable(path) for path, count in counts.items())
+    return f"{counted(sum(counts.values()), 'request')} came at {'paths' if several else 'a path'} that it does not have: {paths}"
 
 
 def _host(span: Span) -> str:

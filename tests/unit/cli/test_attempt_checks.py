@@ -76,7 +76,8 @@ def asking(own: dict[str, float]) -> FinishedAttempt:
 
 NO_CALLS = once(verdict="empty", given=None, spans=[])
 DIRECT = span("direct", 1, 2, **{conventions.PROCESS: "m", "gen_ai.request.model": "gpt", "server.address": "api.openai.com"})
-ADDRESS = "the agent must take its model's address from OPENAI_BASE_URL (or OPENAI_API_BASE, ANTHROPIC_BASE_URL)"
+ADDRESS = "the agent must take its model's address from OPENAI_BASE_URL (or OPENAI_API_BASE, ANTHROPIC_BASE_URL, GOOGLE_GEMINI_BASE_URL)"
+PROTOCOL = "let the agent use one of the protocols that the proxy has (docs/model-servers.md#the-protocols-of-agents)"
 
 WRONG = {
     "the agent raises": (
@@ -134,6 +135,11 @@ WRONG = {
         ended(NO_CALLS, ledger=ledger("hooked", "python", "python agent.py")),
         "its model calls pass through the proxy: none",
         ADDRESS,
+    ),
+    "the agent calls its model at a path that the proxy does not have": (
+        replace(NO_CALLS, unknown_paths={"/v9/images": 2, "/v9/audio": 1}),
+        "its model calls pass through the proxy: none; 3 requests came at paths that it does not have: /v9/images (2), /v9/audio (1)",
+        PROTOCOL,
     ),
     "the agent calls its model directly": (
         replace(NO_CALLS, spans=[DIRECT]),
