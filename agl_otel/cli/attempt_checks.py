@@ -14,7 +14,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from agl_otel.adapters import remedies
-from agl_otel.adapters.sampling import Assumed, own_temperature_of, several_choices_warning
+from agl_otel.adapters.sampling import UNSENT, Assumed, own_temperature_of, several_choices_warning, unlike, unsent_of
 from agl_otel.adapters.split_reasons import SPLIT_REASONS
 from agl_otel.adapters.trajectories import ATTEMPT_REFUSALS, CALL_REFUSALS, final_reward, to_trajectories
 from agl_otel.cli.findings import Check, Finding, advice, good, walk, wrong
@@ -253,6 +253,23 @@ def _sampling(once: FinishedAttempt) -> Finding | None:
     return advice(what, detail, remedy)
 
 
+def _sent(once: FinishedAttempt) -> Finding | None:
+    """Advise on parameters that nobody sent: a training refuses such calls, but its own resource sends them."""
+    rows = np.flatnonzero(_unsent(once)).tolist()
+    if not rows:
+        return None
+    fields = dict.fromkeys(name for row in rows for name in unsent_of(once.traces.calls.contract[row]))
+    what, remedy = "no sampling parameter is left to the model server", remedies.SAMPLING[UNSENT]
+    detail = f"{len(rows)} of {counted(len(once.traces.calls), 'call')} left {', '.join(fields)} to it"
+    return advice(what, detail, f"in a job nothing: its resource sends them. Else {remedy}")
+
+
+def _unsent(once: FinishedAttempt) -> NDArray[np.bool_]:
+    calls = once.traces.calls
+    fields = unlike(calls, Assumed(1.0, temperatures="one")).fields
+    return np.array([UNSENT in each for each in fields], np.bool_) & (calls.response.lengths > 0)
+
+
 def _choices(once: FinishedAttempt) -> Finding | None:
     calls = once.traces.calls
     several = int(calls.several_choices.sum())
@@ -315,10 +332,10 @@ def _refused(once: FinishedAttempt) -> Finding | None:
     what, known = "training takes its calls", {**ATTEMPT_REFUSALS, **CALL_REFUSALS}
     why = sorted(batch.refused.items())
     if not why:
-        return good(what, "all")
+        return good(what, "all, in a job" if _unsent(once).any() else "all")
     reasons = [f"{count} × {name}: {known[name]}" for name, count in why]
     reasons += [f"{count} × by {name}" for name, count in sorted(batch.differing.items())]
-    remedy = "; ".join(dict.fromkeys(remedies.REFUSED[name] for name, _ in why))
+    remedy = "; ".join(dict.fromkeys(remedies.of(name, batch.differing) for name, _ in why))
     if not len(batch):
         return wrong(what, "none", remedy, reasons)
     return advice(what, f"{int(batch.calls.sum())} of {counted(once.traces.calls.count, 'call')}", remedy, reasons)
@@ -362,6 +379,7 @@ CHECKS: Final[Sequence[Check[FinishedAttempt]]] = (
     Check("ids", _ids),
     Check("logprobs", _logprobs),
     Check("sampling", _sampling),
+    Check("sent", _sent),
     Check("choices", _choices),
     Check("reward", _reward),
     Check("stored", _stored),

@@ -12,13 +12,13 @@ from typing import Any, Final, cast, get_args
 
 import click
 
+from agl_otel.adapters import remedies
 from agl_otel.adapters.bias import NO_REWARD
 from agl_otel.adapters.exported import Exported
 from agl_otel.adapters.formats import as_written
 from agl_otel.adapters.masking import MaskRule, masked, parse_rules
 from agl_otel.adapters.pins import Differences, Pin, Read
 from agl_otel.adapters.records import FORMS, PAIR_FORMS, REASONS, Functions, Reading, needs_all, needs_spans, reads_spans, rows_of
-from agl_otel.adapters.remedies import REFUSED
 from agl_otel.adapters.sampling import several_choices_warning
 from agl_otel.cli.common import data_dir_option, json_option, run_async, settings_for, setup_logging, store_option
 from agl_otel.cli.output import counted
@@ -244,7 +244,7 @@ async def _write(
             pin_file.write_text(exported.pin(ids).dumps())
     where = {"file": "standard output" if pin_file is None else str(target), "pin": pin_file and str(pin_file), "form": reading.form}
     figures = exported.figures()
-    return {**where, **figures, "remedies": {why: REFUSED[why] for why in figures["refused"] if why in REFUSED}}
+    return {**where, **figures, "remedies": {why: remedies.of(why) for why in figures["refused"] if why in remedies.REFUSED}}
 
 
 @contextmanager
@@ -291,7 +291,7 @@ def _lines(report: dict[str, Any]) -> list[str]:
             f"wrote {counted(report['rows'], 'row')} to {report['file']}, made of {report['rollouts_used']} of "
             f"{counted(report['rollouts'], 'rollout')}"
             f"{_others(report)}",
-            *(f"  {why}: {REASONS[why]}. Remedy: {REFUSED[why]}" for why in sorted(report["refused"]) if why in REASONS),
+            *(f"  {why}: {REASONS[why]}. Remedy: {remedies.of(why)}" for why in sorted(report["refused"]) if why in REASONS),
             *_in_training(report["in_training"]),
             *(
                 "left out: "
@@ -347,7 +347,8 @@ def _in_training(found: dict[str, Any]) -> list[str]:
     return [
         f"in training GRPO would refuse {rows}; of their model calls: {counts}",
         *(
-            f"  {why}: {REASONS[why]}{f', by {fields}' if why == 'sampling_differs' else ''}. Remedy: {REFUSED[why]}"
+            f"  {why}: {REASONS[why]}{f', by {fields}' if why == 'sampling_differs' else ''}. "
+            f"Remedy: {remedies.of(why, found['differing'])}"
             for why in sorted(found["refused"])
         ),
     ]

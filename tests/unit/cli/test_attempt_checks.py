@@ -8,6 +8,7 @@ from typing import Any, cast
 
 import pytest
 
+from agl_otel.adapters import remedies
 from agl_otel.cli.attempt_checks import CHECKS, OVERRIDDEN, examine, wrong_in
 from agl_otel.cli.findings import Finding, wrong
 from agl_otel.cli.once import FinishedAttempt
@@ -277,7 +278,7 @@ def test_what_does_not_prevent_training_is_advice(case: str) -> None:
 
 def test_a_good_attempt_is_good_in_all() -> None:
     found = examine(ended(once(CallRow()), ledger=ledger("hooked", "python", "python agent.py")))
-    assert {each.state for each in found} == {"good"} and len(found) >= len(CHECKS) - 3
+    assert {each.state for each in found} == {"good"} and len(found) >= len(CHECKS) - 4
 
 
 def test_the_temperature_of_a_run_and_what_training_refuses_anyway_are_no_advice_of_their_own() -> None:
@@ -289,6 +290,16 @@ def test_the_temperature_of_a_run_and_what_training_refuses_anyway_are_no_advice
     assert told(temperature=1) == (("good", "1 of 1 call sets temperature 1, the default of a run"), ("good", "all"))
     assert told(top_p=0.9) == (("good", "no model call sets it"), ("wrong", "none"))
     assert told(temperature=0)[1] == ("wrong", "none") and told(temperature=0)[0][0] == "good"
+
+
+def test_what_nobody_sends_is_advice_because_a_job_sends_it() -> None:
+    contract = Contract.of({"max_tokens": 8}, {})
+    found = once(CallRow(temperature=math.nan), CallRow(call=2))
+    found.traces.calls.contract[0] = contract.dumps()
+    (sent,) = [each for each in examine(found) if each.what == "no sampling parameter is left to the model server"]
+    assert (sent.state, sent.detail) == ("advice", "1 of 2 calls left temperature, top_p, top_k, min_p, repetition_penalty to it")
+    assert sent.remedy == f"in a job nothing: its resource sends them. Else {remedies.SAMPLING['unsent']}"
+    assert details(found)["training takes its calls"] == ("good", "all, in a job")
 
 
 def test_the_exception_is_first_and_whole_and_its_traceback_below() -> None:
