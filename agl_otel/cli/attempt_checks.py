@@ -206,9 +206,9 @@ def _provider(once: FinishedAttempt) -> Finding | None:
 
 def _ids(once: FinishedAttempt) -> Finding:
     calls = once.traces.calls
-    what, with_ids = "token ids come with them", _calls_with(calls, calls.response.lengths > 0)
-    detail = f"{with_ids} of {counted(calls.count, 'call')}"
-    if with_ids == calls.count > 0:
+    what, (with_ids, answered) = "token ids come with them", _calls_with(calls, calls.response.lengths > 0)
+    detail = f"{with_ids} of {counted(answered, 'call')}"
+    if with_ids == answered > 0:
         return good(what, detail)
     remedy = (
         "the model server must support return_token_ids: vLLM 0.10.2 or newer, SGLang, or this package's. Hosted models do not "
@@ -220,9 +220,9 @@ def _ids(once: FinishedAttempt) -> Finding:
 def _logprobs(once: FinishedAttempt) -> Finding:
     calls = once.traces.calls
     what = "and log-probs"
-    right = _calls_with(calls, (calls.logprobs.lengths == calls.response.lengths) & (calls.response.lengths > 0))
-    detail = f"{right} of {counted(calls.count, 'call')}"
-    if right == calls.count > 0:
+    right, answered = _calls_with(calls, (calls.logprobs.lengths == calls.response.lengths) & (calls.response.lengths > 0))
+    detail = f"{right} of {counted(answered, 'call')}"
+    if right == answered > 0:
         return good(what, detail)
     remedy = (
         "the model server must return the log-probs of the distribution that it samples from: vLLM with --logprobs-mode processed_logprobs"
@@ -363,10 +363,12 @@ def _calls_in(spans: Sequence[Span]) -> int:
     return len({(span.attributes.get(conventions.PROCESS), span.attributes.get(conventions.LLM_CALL, span.span_id)) for span in spans})
 
 
-def _calls_with(calls: CallColumns, right: NDArray[np.bool_]) -> int:
-    """Count the calls all of whose choices are `right`."""
+def _calls_with(calls: CallColumns, right: NDArray[np.bool_]) -> tuple[int, int]:
+    """Count the calls that have an answer, as (those all of whose choices are `right`, all)."""
     call = np.cumsum(~calls.further_choice) - 1
-    return int((np.bincount(call[~right], minlength=calls.count) == 0).sum())
+    failed = np.array([why.startswith(UPSTREAM) for why in calls.incomplete], np.bool_)
+    answered = np.bincount(call[failed], minlength=calls.count) == 0
+    return int((answered & (np.bincount(call[~right], minlength=calls.count) == 0)).sum()), int(answered.sum())
 
 
 CHECKS: Final[Sequence[Check[FinishedAttempt]]] = (

@@ -353,5 +353,14 @@ def test_a_call_with_one_choice_without_log_probs_counts_as_without() -> None:
     assert found["and log-probs"] == ("wrong", "1 of 2 calls")
 
 
+def test_calls_without_an_answer_are_not_missed_among_those_with_token_ids() -> None:
+    refused = CallRow(prompt=[], response=[], incomplete="upstream_status")
+    found = details(once(CallRow(), replace(refused, call=2)))
+    assert found["token ids come with them"] == found["and log-probs"] == ("good", "1 of 1 call")
+    assert found["the model answers its calls"][0] == "advice"
+    cut = CallRow(prompt=[], response=[], call=2, incomplete="client_gone")
+    assert details(once(CallRow(), cut))["token ids come with them"] == ("wrong", "1 of 2 calls")
+
+
 def test_every_finding_is_printable_as_json() -> None:
     assert Finding("what", "good", "yes").as_json() == {"what": "what", "state": "good", "detail": "yes", "remedy": "", "reasons": ()}
