@@ -20,6 +20,7 @@ from agl_otel.adapters.masking import MaskRule, masked, parse_rules
 from agl_otel.adapters.pins import Differences, Pin, Read
 from agl_otel.adapters.records import FORMS, PAIR_FORMS, REASONS, Functions, Reading, needs_all, needs_spans, reads_spans, rows_of
 from agl_otel.adapters.sampling import several_choices_warning
+from agl_otel.adapters.split_reasons import SPLIT_REASONS
 from agl_otel.cli.common import data_dir_option, json_option, run_async, settings_for, setup_logging, store_option
 from agl_otel.cli.output import counted
 from agl_otel.cli.queue import must_exist, rollouts_of
@@ -292,6 +293,7 @@ def _lines(report: dict[str, Any]) -> list[str]:
             f"{counted(report['rollouts'], 'rollout')}"
             f"{_others(report)}",
             *(f"  {why}: {REASONS[why]}. Remedy: {remedies.of(why)}" for why in sorted(report["refused"]) if why in REASONS),
+            *_breaks(report["breaks"]),
             *_in_training(report["in_training"]),
             *(
                 "left out: "
@@ -335,6 +337,16 @@ def _others(report: dict[str, Any]) -> str:
     if report["form"] in PAIR_FORMS:
         others = "a pair has the best and the worst attempt at a task, and leaves out those between"
     return f"{said}; the others are in no row: {others}"
+
+
+def _breaks(counts: dict[str, int]) -> list[str]:
+    """Say why rows do not go on from an earlier call of their attempt."""
+    if not counts:
+        return []
+    return [
+        f"{counted(sum(counts.values()), 'row')} beside the first of an attempt, because a call does not go on from an earlier one:",
+        *(f"  {count} {why}: {SPLIT_REASONS[why]}. Remedy: {remedies.SPLIT[why]}" for why, count in sorted(counts.items())),
+    ]
 
 
 def _in_training(found: dict[str, Any]) -> list[str]:
