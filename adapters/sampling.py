@@ -16,7 +16,7 @@ from numpy.typing import NDArray
 
 from agl_otel.adapters.token_columns import spread
 from agl_otel.types.columns import CallColumns, Ragged
-from agl_otel.types.sampling import LEAST_TEMPERATURE, NEUTRAL, Contract
+from agl_otel.types.sampling import LEAST_TEMPERATURE, NEUTRAL, Contract, in_words
 from agl_otel_hook import conventions
 
 TOLERANCE: Final = 1e-6
@@ -41,6 +41,10 @@ class Assumed:
     """The calls that the trainer can score: those at the run's temperature; at any, if all of a batch have one; or at any."""
     agent_alone: bool = False
     """Whether only what the agent sets counts: a trial has no training resource, which would send all other parameters."""
+
+
+IN_A_JOB: Final = Assumed(1.0, temperatures="one", agent_alone=True)
+"""What GRPO assumes by its default options of an agent that it runs itself."""
 
 
 @dataclass(frozen=True)
@@ -107,8 +111,20 @@ def token_temperatures(calls: CallColumns, rows: Ragged, *, default: float) -> R
 
 
 def sampling_notes(attributes: Mapping[str, Any], told: Mapping[str, Any]) -> list[str]:
-    """Describe how a call was sampled otherwise than its resource's parameters (`told`) say."""
-    return _contract_of(attributes).notes(told)
+    """Describe how a call was sampled otherwise than its resource's parameters (`told`) say, and for what a job would refuse it."""
+    contract = _contract_of(attributes)
+    refused = {name: contract.agent.get(name) for name in _refused_for(attributes, contract)}
+    others = {name: value for name, value in contract.agent.items() if name not in refused}
+    notes = replace(contract, agent=others).notes(told)
+    return [f"not trained on: {', '.join(in_words(refused))}", *notes] if refused else notes
+
+
+def _refused_for(attributes: Mapping[str, Any], contract: Contract) -> Sequence[str]:
+    recorded = attributes.get(conventions.LLM_SAMPLING)
+    if recorded is None:
+        return ()
+    found = unlike_of(np.array([contract.temperature], np.float64), [str(recorded)], IN_A_JOB)
+    return ("temperature",) if found.greedy[0] else found.fields[0]
 
 
 def unsent_of(contract: str) -> Sequence[str]:

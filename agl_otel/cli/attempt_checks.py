@@ -14,7 +14,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from agl_otel.adapters import remedies
-from agl_otel.adapters.sampling import UNSENT, Assumed, own_temperature_of, several_choices_warning, unlike, unsent_of
+from agl_otel.adapters.sampling import IN_A_JOB, UNSENT, Assumed, own_temperature_of, several_choices_warning, unlike, unsent_of
 from agl_otel.adapters.split_reasons import SPLIT_REASONS
 from agl_otel.adapters.trajectories import ATTEMPT_REFUSALS, CALL_REFUSALS, final_reward, to_trajectories
 from agl_otel.cli.findings import Check, Finding, advice, good, walk, wrong
@@ -328,7 +328,7 @@ def _agents(once: FinishedAttempt) -> Finding | None:
 def _refused(once: FinishedAttempt) -> Finding | None:
     """Tell what training would refuse, as if a reward that is yet to come were there."""
     fill = None if once.traces.rewards.get(_key(once)) or once.graded else 0.0
-    batch = to_trajectories(once.traces, fill_reward=fill, sampling=Assumed(1.0, temperatures="one", agent_alone=True))
+    batch = to_trajectories(once.traces, fill_reward=fill, sampling=IN_A_JOB)
     what, known = "training takes its calls", {**ATTEMPT_REFUSALS, **CALL_REFUSALS}
     why = sorted(batch.refused.items())
     if not why:
