@@ -68,8 +68,8 @@ SPLIT: Final = {
     "branch": "nothing, where the agent means to branch",
     "sub_agent": "nothing, where these are agents of their own: agent_match chooses among those with a name",
     "model_version": "nothing: the weights changed while the agent ran",
-    "template_drift": 'bridge = "keep" in the job or LLM(…) (docs/bridging.md), or a chat template that keeps earlier replies as they were sampled, '
-    "their reasoning included; and the same tools with each call",
+    "template_drift": 'bridge = "keep" in the job or LLM(…) (docs/bridging.md), or a chat template that keeps earlier replies as '
+    "they were sampled, their reasoning included; and the same tools with each call",
     "truncated": "keep the whole conversation in the prompt, if the model's context allows it",
     "compacted": "nothing, where the agent has to shorten its conversation; a larger context makes it do so later",
     "history_edited": "only add to the conversation: leave what was sent and answered as it was",
