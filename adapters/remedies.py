@@ -2,7 +2,12 @@
 
 from __future__ import annotations
 
+from collections.abc import Collection
 from typing import Final
+
+from agl_otel.types.sampling import FILLED, NEUTRAL
+
+_all: Final = ", ".join(f"{name} {value:g}" for name, value in {"temperature": 1.0, **NEUTRAL}.items() if name in FILLED)
 
 REFUSED: Final = {
     "not_latest_attempt": "nothing: a rollout is trained on once",
@@ -17,7 +22,7 @@ REFUSED: Final = {
     "other_agent": "correct agent_match if it should be taken",
     "greedy": 'let the agent set no temperature, or one of at least 0.01, or let GRPO replace it: sampling_policy = "enforce_all"',
     "sampling_differs": 'let the agent leave these fields out, or let GRPO replace them: sampling_policy = "enforce" '
-    '(docs/training.md#sampling); for strict_tools: strict_tools = "drop"',
+    "(docs/training.md#sampling)",
     "masked_ids": "mask texts (drop_text, hash_text), and ids of those only that nobody trains on",
     "routing_misaligned": "update the model server, or do not ask it for routed experts",
     "incomplete_reply": "`agl-otel traces show ID` has the reason of each call; raise timeouts, or mend the model server",
@@ -50,12 +55,21 @@ REFUSED: Final = {
 }
 """{key of records.REASONS: remedy}."""
 
+SAMPLING: Final = {
+    "unsent": f"give the resource sampling_parameters: {_all} (docs/training.md#outside-a-job)",
+    "unrecorded": "let the agent call its model through the proxy (docs/training.md#sampling)",
+    "strict_tools": 'strict_tools = "drop" (docs/training.md#sampling)',
+    "logprobs": "start vLLM with --logprobs-mode processed_logprobs (docs/training.md#sampling)",
+}
+"""{field by which a call is `sampling_differs`: remedy}, where it is another than that of REFUSED."""
+
 SPLIT: Final = {
     "choice": "ask for one choice",
     "branch": "nothing, where the agent means to branch",
     "sub_agent": "nothing, where these are agents of their own: agent_match chooses among those with a name",
     "model_version": "nothing: the weights changed while the agent ran",
-    "template_drift": "use a chat template that keeps earlier replies as they were sampled, their reasoning included",
+    "template_drift": 'bridge = "keep" in the job or LLM(…) (docs/bridging.md), or a chat template that keeps earlier replies as '
+    "they were sampled, their reasoning included; and the same tools with each call",
     "truncated": "keep the whole conversation in the prompt, if the model's context allows it",
     "compacted": "nothing, where the agent has to shorten its conversation; a larger context makes it do so later",
     "history_edited": "only add to the conversation: leave what was sent and answered as it was",
@@ -79,3 +93,12 @@ SPLIT: Final = {
     "unbridged_not_taken": "use a model server that takes token ids beside messages (docs/bridging.md)",
 }
 """{key of split_reasons.SPLIT_REASONS: how its calls would become one trajectory}."""
+
+
+def of(reason: str, differing: Collection[str] = ()) -> str:
+    """Return the remedy of a key of REFUSED; `differing`: the fields by which calls are `sampling_differs`."""
+    if reason != "sampling_differs":
+        return REFUSED[reason]
+    fields = {*differing} - {"logprobs"} or differing  # log-probs alone, or for want of what the others say
+    own = REFUSED[reason]
+    return "; ".join(sorted({SAMPLING.get(name, own) for name in fields}, key=lambda each: (each != own, each))) or own

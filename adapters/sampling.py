@@ -8,7 +8,7 @@ from __future__ import annotations
 
 from collections import Counter
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from typing import Any, Final, Literal
 
 import numpy as np
@@ -16,7 +16,7 @@ from numpy.typing import NDArray
 
 from agl_otel.adapters.token_columns import spread
 from agl_otel.types.columns import CallColumns, Ragged
-from agl_otel.types.sampling import LEAST_TEMPERATURE, NEUTRAL, Contract
+from agl_otel.types.sampling import LEAST_TEMPERATURE, NEUTRAL, Contract, in_words
 from agl_otel_hook import conventions
 
 TOLERANCE: Final = 1e-6
@@ -24,6 +24,8 @@ TOLERANCE: Final = 1e-6
 _REQUESTED: Final = {"temperature": "gen_ai.request.temperature", "top_p": "gen_ai.request.top_p"}
 UNRECORDED: Final = "unrecorded"
 """Stands for the fields of a call without a contract: one that no proxy of ours forwarded."""
+UNSENT: Final = "unsent"
+"""Stands for the fields of a call that nobody sent, and that its model server may have filled in."""
 Temperatures = Literal["run", "one", "any"]
 
 
@@ -39,6 +41,10 @@ class Assumed:
     """The calls that the trainer can score: those at the run's temperature; at any, if all of a batch have one; or at any."""
     agent_alone: bool = False
     """Whether only what the agent sets counts: a trial has no training resource, which would send all other parameters."""
+
+
+IN_A_JOB: Final = Assumed(1.0, temperatures="one", agent_alone=True)
+"""What GRPO assumes by its default options of an agent that it runs itself."""
 
 
 @dataclass(frozen=True)
@@ -71,7 +77,8 @@ def unlike_of(temperature: NDArray[np.float64], contracts: Sequence[str], assume
         return Unlike(temperature < LEAST_TEMPERATURE, [()] * len(contracts))
     others = {text: _differing(text, assumed) for text in set(contracts)}
     fields = [others[text] for text in contracts]
-    off = np.isnan(temperature) & (not assumed.agent_alone)
+    unsent = np.array([UNSENT in each for each in fields], np.bool_)
+    off = np.isnan(temperature) & ~unsent & (not assumed.agent_alone)
     if assumed.temperatures == "run":
         off |= np.abs(temperature - assumed.temperature) > TOLERANCE
     for row in np.flatnonzero(off).tolist():
@@ -80,13 +87,17 @@ def unlike_of(temperature: NDArray[np.float64], contracts: Sequence[str], assume
 
 
 def at_one_temperature(calls: CallColumns, fit: NDArray[np.bool_], preferred: float) -> NDArray[np.bool_]:
-    """Return those of the `fit` calls that have one temperature: the preferred one if any has it, else the most frequent one."""
-    values, counts = np.unique(calls.temperature[fit], return_counts=True)
+    """Return those of the `fit` calls that have one temperature: the preferred one if any has it, else the most frequent one.
+
+    An unknown one is taken for the preferred one.
+    """
+    temperature = np.where(np.isnan(calls.temperature), preferred, calls.temperature)
+    values, counts = np.unique(temperature[fit], return_counts=True)
     if len(values) < 2:
         return fit
     near = np.abs(values - preferred) <= TOLERANCE
     chosen = values[near][0] if near.any() else values[np.argmax(counts)]
-    return fit & (np.abs(calls.temperature - chosen) <= TOLERANCE)
+    return fit & (np.abs(temperature - chosen) <= TOLERANCE)
 
 
 def token_temperatures(calls: CallColumns, rows: Ragged, *, default: float) -> Ragged:
@@ -100,8 +111,26 @@ def token_temperatures(calls: CallColumns, rows: Ragged, *, default: float) -> R
 
 
 def sampling_notes(attributes: Mapping[str, Any], told: Mapping[str, Any]) -> list[str]:
-    """Describe how a call was sampled otherwise than its resource's parameters (`told`) say."""
-    return _contract_of(attributes).notes(told)
+    """Describe how a call was sampled otherwise than its resource's parameters (`told`) say, and for what a job would refuse it."""
+    contract = _contract_of(attributes)
+    refused = {name: contract.agent.get(name) for name in _refused_for(attributes, contract)}
+    others = {name: value for name, value in contract.agent.items() if name not in refused}
+    notes = replace(contract, agent=others).notes(told)
+    return [f"not trained on: {', '.join(in_words(refused))}", *notes] if refused else notes
+
+
+def _refused_for(attributes: Mapping[str, Any], contract: Contract) -> Sequence[str]:
+    recorded = attributes.get(conventions.LLM_SAMPLING)
+    if recorded is None:
+        return ()
+    found = unlike_of(np.array([contract.temperature], np.float64), [str(recorded)], IN_A_JOB)
+    return ("temperature",) if found.greedy[0] else found.fields[0]
+
+
+def unsent_of(contract: str) -> Sequence[str]:
+    """Return the fields that nobody sent, and that the model server may have filled in, by a contract as JSON (empty: none)."""
+    known = Contract.loads(contract) if contract else None
+    return known.server if known is not None else ()
 
 
 def own_temperature_of(attributes: Mapping[str, Any]) -> float | None:
@@ -136,4 +165,7 @@ def _differing(text: str, assumed: Assumed) -> tuple[str, ...]:
     if assumed.agent_alone:
         raw = contract is not None and contract.logprobs == "raw"
         contract = Contract(contract.agent if contract is not None else {}, logprobs="raw" if raw else "processed")
-    return (UNRECORDED,) if contract is None else contract.differing(assumed.others or {})
+    if contract is None:
+        return (UNRECORDED,)
+    sent = replace(contract, server=()).differing(assumed.others or {})
+    return (UNSENT, *sent) if contract.server else sent

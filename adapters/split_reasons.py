@@ -35,7 +35,8 @@ SPLIT_REASONS: Final = {
     "branch": "it repeats an earlier prompt, or continues an earlier call that another call of its trajectory has continued already",
     "sub_agent": "another agent's call, or a separate conversation: no earlier one begins with the same message",
     "model_version": "it continues an earlier call, but another version of the weights answered",
-    "template_drift": "it has all messages of an earlier call and its reply, in other tokens: the template or tokeniser changed them",
+    "template_drift": "it has all messages of an earlier call and its reply, unchanged, in other tokens: by the template or tokeniser, "
+    "or by other tools",
     "truncated": "it leaves out a part of an earlier call, and keeps the rest up to its reply",
     "compacted": "under the instructions of an earlier call it is told an earlier reply, as after a compaction: the summary",
     "history_edited": "it keeps some messages of an earlier call, and changes others or the reply",

@@ -61,7 +61,7 @@ def _flat(message: Message) -> str:
     for call in parts.get("tool_calls", ()):
         call["function"]["arguments"] = _canonical(call["function"]["arguments"])
     text = content if isinstance(content, str) else json.dumps(content, sort_keys=True)
-    return f"{message.get('role')}:{text.strip()}{json.dumps(parts, sort_keys=True) if parts else ''}"
+    return f"{message.get('role')}:{text}{json.dumps(parts, sort_keys=True) if parts else ''}"
 
 
 def _canonical(arguments: str) -> str:

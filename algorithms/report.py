@@ -16,9 +16,9 @@ from typing import Any, Final, Self
 import numpy as np
 from numpy.typing import NDArray
 
+from agl_otel.adapters import remedies
 from agl_otel.adapters.losses import lost
 from agl_otel.adapters.records import REASONS
-from agl_otel.adapters.remedies import REFUSED
 from agl_otel.adapters.sampling import Assumed, several_choices_warning, unlike
 from agl_otel.adapters.trajectories import TrajectoryBatch, final_reward
 from agl_otel.algorithms.utils import failures_in, summarise
@@ -244,7 +244,7 @@ def without_samples(what: str, rollouts: int, refused: Counter[str], differing: 
     lines = [f"{what}: of {rollouts} rollouts, refused {_counts(refused) or 'none'}"]
     for reason in sorted(refused.keys() & REASONS):
         by = f", by {_counts(differing)}" if reason == "sampling_differs" and differing else ""
-        lines.append(f"{reason}: {REASONS[reason]}{by}. Remedy: {REFUSED[reason]}")
+        lines.append(f"{reason}: {REASONS[reason]}{by}. Remedy: {remedies.of(reason, differing)}")
     return "\n".join([*lines, *([f"what failed: {summarise(failures)}"] if failures else [])])
 
 
@@ -387,7 +387,7 @@ def differing_warning(step: int, refused: int, calls: int, differing: Mapping[st
     """Return the warning for a step in which so many of the `calls` read were refused as `sampling_differs`, because of these fields."""
     return (
         f"step {step}: {refused} of {calls} model calls are not trained on, because they were sampled from another distribution than the "
-        f"policy's (refused as sampling_differs: {_counts(differing)}). Remedy: {REFUSED['sampling_differs']}"
+        f"policy's (refused as sampling_differs: {_counts(differing)}). Remedy: {remedies.of('sampling_differs', differing)}"
     )
 
 

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import re
 from collections import Counter
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import replace
 from pathlib import Path
 from typing import Final
@@ -14,7 +14,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from agl_otel.adapters import remedies
-from agl_otel.adapters.sampling import Assumed, own_temperature_of, several_choices_warning
+from agl_otel.adapters.sampling import IN_A_JOB, UNSENT, Assumed, own_temperature_of, several_choices_warning, unlike, unsent_of
 from agl_otel.adapters.split_reasons import SPLIT_REASONS
 from agl_otel.adapters.trajectories import ATTEMPT_REFUSALS, CALL_REFUSALS, final_reward, to_trajectories
 from agl_otel.cli.findings import Check, Finding, advice, good, walk, wrong
@@ -40,6 +40,7 @@ KEEP_COPY: Final = (
     "the hook's provider is there first, so spans made by libraries go to this stack alone. "
     "To keep the copy, start the stack with AGL_FORWARD_OTLP=ADDRESS (and AGL_FORWARD_HEADERS)"
 )
+PROTOCOL: Final = "let the agent use one of the protocols that the proxy has (docs/model-servers.md#the-protocols-of-agents)"
 COMMAND: Final = "the command ended well"
 STORED: Final = "everything it emitted is stored"
 PROVIDER: Final = "its telemetry goes where it went before"
@@ -157,10 +158,13 @@ def _hook(once: FinishedAttempt) -> Finding | None:
 
 def _calls(once: FinishedAttempt) -> Finding:
     what, calls = "its model calls pass through the proxy", _proxied(once)
+    detail = counted(_calls_in(calls), "call") if calls else "none"
+    if once.unknown_paths:
+        detail = f"{detail}; {_at_unknown_paths(once.unknown_paths)}"
+        return advice(what, detail, PROTOCOL) if calls else wrong(what, detail, PROTOCOL, spoils=AFTER_CALLS)
     if calls:
-        return good(what, counted(_calls_in(calls), "call"))
-    remedy = "the agent must take its model's address from OPENAI_BASE_URL (or OPENAI_API_BASE, ANTHROPIC_BASE_URL)"
-    detail = "none"
+        return good(what, detail)
+    remedy = "the agent must take its model's address from OPENAI_BASE_URL (or OPENAI_API_BASE, ANTHROPIC_BASE_URL, GOOGLE_GEMINI_BASE_URL)"
     if others := [span for span in _own(once) if "gen_ai.request.model" in span.attributes or "llm.model_name" in span.attributes]:
         hosts = sorted({host for span in _own(once) if (host := _host(span))})
         detail = f"none; its own spans show {counted(len(others), 'call')}{' to ' + ', '.join(hosts) if hosts else ''}"
@@ -168,6 +172,12 @@ def _calls(once: FinishedAttempt) -> Finding:
     if "dspy" in once.packages:
         remedy = f"{remedy}. {DSPY}"
     return wrong(what, detail, remedy, spoils=AFTER_CALLS)
+
+
+def _at_unknown_paths(counts: Mapping[str, int]) -> str:
+    several = len(counts) > 1
+    paths = ", ".join(f"{printable(path)} ({count})" if several else printable(path) for path, count in counts.items())
+    return f"{counted(sum(counts.values()), 'request')} came at {'paths' if several else 'a path'} that it does not have: {paths}"
 
 
 def _host(span: Span) -> str:
@@ -196,9 +206,9 @@ def _provider(once: FinishedAttempt) -> Finding | None:
 
 def _ids(once: FinishedAttempt) -> Finding:
     calls = once.traces.calls
-    what, with_ids = "token ids come with them", _calls_with(calls, calls.response.lengths > 0)
-    detail = f"{with_ids} of {counted(calls.count, 'call')}"
-    if with_ids == calls.count > 0:
+    what, (with_ids, answered) = "token ids come with them", _calls_with(calls, calls.response.lengths > 0)
+    detail = f"{with_ids} of {counted(answered, 'call')}"
+    if with_ids == answered > 0:
         return good(what, detail)
     remedy = (
         "the model server must support return_token_ids: vLLM 0.10.2 or newer, SGLang, or this package's. Hosted models do not "
@@ -210,9 +220,9 @@ def _ids(once: FinishedAttempt) -> Finding:
 def _logprobs(once: FinishedAttempt) -> Finding:
     calls = once.traces.calls
     what = "and log-probs"
-    right = _calls_with(calls, (calls.logprobs.lengths == calls.response.lengths) & (calls.response.lengths > 0))
-    detail = f"{right} of {counted(calls.count, 'call')}"
-    if right == calls.count > 0:
+    right, answered = _calls_with(calls, (calls.logprobs.lengths == calls.response.lengths) & (calls.response.lengths > 0))
+    detail = f"{right} of {counted(answered, 'call')}"
+    if right == answered > 0:
         return good(what, detail)
     remedy = (
         "the model server must return the log-probs of the distribution that it samples from: vLLM with --logprobs-mode processed_logprobs"
@@ -241,6 +251,23 @@ def _sampling(once: FinishedAttempt) -> Finding | None:
         'sampling_policy = "enforce" (docs/training.md#sampling)'
     )
     return advice(what, detail, remedy)
+
+
+def _sent(once: FinishedAttempt) -> Finding | None:
+    """Advise on parameters that nobody sent: a training refuses such calls, but its own resource sends them."""
+    rows = np.flatnonzero(_unsent(once)).tolist()
+    if not rows:
+        return None
+    fields = dict.fromkeys(name for row in rows for name in unsent_of(once.traces.calls.contract[row]))
+    what, remedy = "no sampling parameter is left to the model server", remedies.SAMPLING[UNSENT]
+    detail = f"{len(rows)} of {counted(len(once.traces.calls), 'call')} left {', '.join(fields)} to it"
+    return advice(what, detail, f"in a job nothing: its resource sends them. Else {remedy}")
+
+
+def _unsent(once: FinishedAttempt) -> NDArray[np.bool_]:
+    calls = once.traces.calls
+    fields = unlike(calls, Assumed(1.0, temperatures="one")).fields
+    return np.array([UNSENT in each for each in fields], np.bool_) & (calls.response.lengths > 0)
 
 
 def _choices(once: FinishedAttempt) -> Finding | None:
@@ -301,14 +328,14 @@ def _agents(once: FinishedAttempt) -> Finding | None:
 def _refused(once: FinishedAttempt) -> Finding | None:
     """Tell what training would refuse, as if a reward that is yet to come were there."""
     fill = None if once.traces.rewards.get(_key(once)) or once.graded else 0.0
-    batch = to_trajectories(once.traces, fill_reward=fill, sampling=Assumed(1.0, temperatures="one", agent_alone=True))
+    batch = to_trajectories(once.traces, fill_reward=fill, sampling=IN_A_JOB)
     what, known = "training takes its calls", {**ATTEMPT_REFUSALS, **CALL_REFUSALS}
     why = sorted(batch.refused.items())
     if not why:
-        return good(what, "all")
+        return good(what, "all, in a job" if _unsent(once).any() else "all")
     reasons = [f"{count} × {name}: {known[name]}" for name, count in why]
     reasons += [f"{count} × by {name}" for name, count in sorted(batch.differing.items())]
-    remedy = "; ".join(dict.fromkeys(remedies.REFUSED[name] for name, _ in why))
+    remedy = "; ".join(dict.fromkeys(remedies.of(name, batch.differing) for name, _ in why))
     if not len(batch):
         return wrong(what, "none", remedy, reasons)
     return advice(what, f"{int(batch.calls.sum())} of {counted(once.traces.calls.count, 'call')}", remedy, reasons)
@@ -336,10 +363,12 @@ def _calls_in(spans: Sequence[Span]) -> int:
     return len({(span.attributes.get(conventions.PROCESS), span.attributes.get(conventions.LLM_CALL, span.span_id)) for span in spans})
 
 
-def _calls_with(calls: CallColumns, right: NDArray[np.bool_]) -> int:
-    """Count the calls all of whose choices are `right`."""
+def _calls_with(calls: CallColumns, right: NDArray[np.bool_]) -> tuple[int, int]:
+    """Count the calls that have an answer, as (those all of whose choices are `right`, all)."""
     call = np.cumsum(~calls.further_choice) - 1
-    return int((np.bincount(call[~right], minlength=calls.count) == 0).sum())
+    failed = np.array([why.startswith(UPSTREAM) for why in calls.incomplete], np.bool_)
+    answered = np.bincount(call[failed], minlength=calls.count) == 0
+    return int((answered & (np.bincount(call[~right], minlength=calls.count) == 0)).sum()), int(answered.sum())
 
 
 CHECKS: Final[Sequence[Check[FinishedAttempt]]] = (
@@ -352,6 +381,7 @@ CHECKS: Final[Sequence[Check[FinishedAttempt]]] = (
     Check("ids", _ids),
     Check("logprobs", _logprobs),
     Check("sampling", _sampling),
+    Check("sent", _sent),
     Check("choices", _choices),
     Check("reward", _reward),
     Check("stored", _stored),

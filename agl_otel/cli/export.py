@@ -12,14 +12,15 @@ from typing import Any, Final, cast, get_args
 
 import click
 
+from agl_otel.adapters import remedies
 from agl_otel.adapters.bias import NO_REWARD
 from agl_otel.adapters.exported import Exported
 from agl_otel.adapters.formats import as_written
 from agl_otel.adapters.masking import MaskRule, masked, parse_rules
 from agl_otel.adapters.pins import Differences, Pin, Read
 from agl_otel.adapters.records import FORMS, PAIR_FORMS, REASONS, Functions, Reading, needs_all, needs_spans, reads_spans, rows_of
-from agl_otel.adapters.remedies import REFUSED
 from agl_otel.adapters.sampling import several_choices_warning
+from agl_otel.adapters.split_reasons import SPLIT_REASONS
 from agl_otel.cli.common import data_dir_option, json_option, run_async, settings_for, setup_logging, store_option
 from agl_otel.cli.output import counted
 from agl_otel.cli.queue import must_exist, rollouts_of
@@ -244,7 +245,7 @@ async def _write(
             pin_file.write_text(exported.pin(ids).dumps())
     where = {"file": "standard output" if pin_file is None else str(target), "pin": pin_file and str(pin_file), "form": reading.form}
     figures = exported.figures()
-    return {**where, **figures, "remedies": {why: REFUSED[why] for why in figures["refused"] if why in REFUSED}}
+    return {**where, **figures, "remedies": {why: remedies.of(why) for why in figures["refused"] if why in remedies.REFUSED}}
 
 
 @contextmanager
@@ -291,7 +292,8 @@ def _lines(report: dict[str, Any]) -> list[str]:
             f"wrote {counted(report['rows'], 'row')} to {report['file']}, made of {report['rollouts_used']} of "
             f"{counted(report['rollouts'], 'rollout')}"
             f"{_others(report)}",
-            *(f"  {why}: {REASONS[why]}. Remedy: {REFUSED[why]}" for why in sorted(report["refused"]) if why in REASONS),
+            *(f"  {why}: {REASONS[why]}. Remedy: {remedies.of(why)}" for why in sorted(report["refused"]) if why in REASONS),
+            *_breaks(report["breaks"]),
             *_in_training(report["in_training"]),
             *(
                 "left out: "
@@ -337,6 +339,16 @@ def _others(report: dict[str, Any]) -> str:
     return f"{said}; the others are in no row: {others}"
 
 
+def _breaks(counts: dict[str, int]) -> list[str]:
+    """Say why rows do not go on from an earlier call of their attempt."""
+    if not counts:
+        return []
+    return [
+        f"{counted(sum(counts.values()), 'row')} beside the first of an attempt, because a call does not go on from an earlier one:",
+        *(f"  {count} {why}: {SPLIT_REASONS[why]}. Remedy: {remedies.SPLIT[why]}" for why, count in sorted(counts.items())),
+    ]
+
+
 def _in_training(found: dict[str, Any]) -> list[str]:
     """Say what GRPO would refuse of the rows, which an export leaves in; nothing where it would take all."""
     if not found["refused"]:
@@ -347,7 +359,8 @@ def _in_training(found: dict[str, Any]) -> list[str]:
     return [
         f"in training GRPO would refuse {rows}; of their model calls: {counts}",
         *(
-            f"  {why}: {REASONS[why]}{f', by {fields}' if why == 'sampling_differs' else ''}. Remedy: {REFUSED[why]}"
+            f"  {why}: {REASONS[why]}{f', by {fields}' if why == 'sampling_differs' else ''}. "
+            f"Remedy: {remedies.of(why, found['differing'])}"
             for why in sorted(found["refused"])
         ),
     ]

@@ -3,13 +3,15 @@
 from __future__ import annotations
 
 import asyncio
+import contextlib
 import logging
 import os
+from collections import Counter
 from collections.abc import AsyncGenerator, Mapping, Sequence
-from contextlib import asynccontextmanager
 from dataclasses import dataclass, field
 from typing import Any, Final
 
+import aiohttp
 from pydantic import SecretStr
 
 from agl_otel.cli.collector import OTHER_COLLECTOR, statuses_of, trouble_of
@@ -25,12 +27,14 @@ from agl_otel.settings import PRIVATE, Settings
 from agl_otel.stack.sharing import store_for
 from agl_otel.stack.supervisor import running_address
 from agl_otel.store import Store
+from agl_otel.traces.collector_client import open_session
 from agl_otel.types import LLM, TRIAL, TRIALS, AttemptedRollout, EnqueueRolloutRequest, RolloutConfig, Span
 from agl_otel.types.columns import Traces
 from agl_otel.types.rollouts import UNRESPONSIVE_SECONDS
 
 _log = logging.getLogger(__name__)
 DEFAULT_UPSTREAM: Final = "https://api.openai.com/v1"  # the default of OpenAI's client
+HEALTH_SECONDS: Final = 5.0
 NOT_BEGUN: Final = "the run was interrupted before the agent had started"
 
 
@@ -47,9 +51,11 @@ class FinishedAttempt:
     """Whether a grader gave the reward."""
     packages: Mapping[str, str] = field(default_factory=dict[str, str])
     """{name: version} in the agent's interpreter, where they are known."""
+    unknown_paths: Mapping[str, int] = field(default_factory=dict[str, int])
+    """{path below its address: requests} that it sent to the proxy, which does not have them."""
 
 
-@asynccontextmanager
+@contextlib.asynccontextmanager
 async def run_once(
     settings: Settings,
     command: Sequence[str],
@@ -86,8 +92,11 @@ async def run_once(
         request = EnqueueRolloutRequest(input=task, mode="test", resources_id=resources.resources_id, config=config, metadata=metadata)
         rollout = await _run(store, agent, request, settings)
         traces = await store.traces([rollout])
-        spans, printed = await asyncio.gather(store.spans(rollout.rollout_id), store.reader.printed(rollout.rollout_id))
-        yield store, FinishedAttempt(rollout, traces, spans, "\n".join(printed.values()), graded=grader is not None)
+        spans, printed, unknown_paths = await asyncio.gather(
+            store.spans(rollout.rollout_id), store.reader.printed(rollout.rollout_id), _unknown_paths(store, rollout, settings)
+        )
+        graded = grader is not None
+        yield store, FinishedAttempt(rollout, traces, spans, "\n".join(printed.values()), graded=graded, unknown_paths=unknown_paths)
 
 
 async def warn_of_degraded_collectors(store: Store, settings: Settings) -> None:
@@ -96,6 +105,17 @@ async def warn_of_degraded_collectors(store: Store, settings: Settings) -> None:
         trouble = status["error"] if "error" in status else trouble_of(status)
         if trouble and trouble != OTHER_COLLECTOR:
             _log.warning("the collector at %s is degraded, so spans may come late or not at all: %s", status["address"], trouble)
+
+
+async def _unknown_paths(store: Store, rollout: AttemptedRollout, settings: Settings) -> Counter[str]:
+    """Ask each proxy for the unknown paths of the attempt. One that does not answer adds none."""
+    key, found = f"{rollout.rollout_id}/{rollout.attempt.attempt_id}", Counter[str]()
+    async with open_session(settings.token.get_secret_value(), timeout=aiohttp.ClientTimeout(total=HEALTH_SECONDS)) as session:
+        for address in (await store.queue.describe()).proxies:
+            with contextlib.suppress(aiohttp.ClientError, TimeoutError, OSError):
+                async with session.get(f"{address}/health") as answer:
+                    found.update((await answer.json()).get("unknown_paths", {}).get(key, {}))
+    return found
 
 
 async def _run(store: Store, agent: CommandAgent, request: EnqueueRolloutRequest, settings: Settings) -> AttemptedRollout:

@@ -39,6 +39,7 @@ from agl_otel.proxy.models import ModelList
 from agl_otel.proxy.recorder import Recorder
 from agl_otel.proxy.recovery import JournalRecovery
 from agl_otel.proxy.reply import Json, dicts, parse_object
+from agl_otel.proxy.unknown_paths import UnknownPaths, scoped
 from agl_otel.proxy.upstream import TOKENIZE, Upstreams
 from agl_otel.proxy.witness import Queue, Witnesses
 from agl_otel.telemetry.http import CRASHED, DISCONNECTED, Requests, page
@@ -62,12 +63,12 @@ _LONGEST_PATH: Final = 400  # two ids of 128 characters each
 _ATTEMPTS_CALL: Final = re.compile(rf"/rollout/([^/]+)/attempt/([^/]+)(/v1|)/({'|'.join(map(re.escape, DIALECTS))})")
 PASSED: Final = ("messages/count_tokens",)
 """POST routes that are no model calls: forwarded, not recorded."""
-GOOGLE: Final = "/v1beta/models/{model:.+}:{method:[A-Za-z]+}"
+GOOGLE: Final = "/{version:v1(?:alpha|beta)?}/models/{model:.+}:{method:[A-Za-z]+}"
 PAUSE_WAIT_SECONDS: Final = 60.0
 MAX_PAUSE_WAIT_SECONDS: Final = 3600.0
 KNOWN: Final = (
     f"POST [{SCOPE}][/v1]/{{{','.join((*DIALECTS, *PASSED))}}}, GET [{SCOPE}][/v1]/models, POST {SCOPE}/close, "
-    f"POST [{SCOPE}]/v1beta/models/MODEL:{{generateContent,streamGenerateContent,countTokens}}, "
+    f"POST [{SCOPE}]/{{v1,v1beta,v1alpha}}/models/MODEL:{{generateContent,streamGenerateContent,countTokens}}, "
     "POST /close, POST /delete, POST /pause, POST /resume, POST /model_list, GET /health, GET /metrics"
 )
 logger = logging.getLogger("agl_otel.proxy")
@@ -123,6 +124,7 @@ class Proxy:
         """Calls that were taken ahead of aiohttp."""
         self.meters = Meters()
         self._requests = Requests(self.meters)
+        self._unknown_paths = UnknownPaths()
         self.meters.gauge("agl.proxy.attempts", "Attempts that are remembered.", lambda: [({}, len(self._attempts))])
         self.meters.gauge("agl.proxy.under_way", "Model calls under way.", lambda: [({}, self._gate.in_flight)])
         self.meters.gauge("agl.proxy.held", "Model calls that wait for new weights.", lambda: [({}, self._gate.held)])
@@ -134,7 +136,7 @@ class Proxy:
         `fronted`: small calls of attempts are taken ahead of it (net/front.py), and so of middlewares that are added to it.
         """
         bodies, visitors = Bodies(self._in_flight, MAX_BODY_BYTES), browser_access(self._visitors)
-        app = web.Application(middlewares=[self._requests.counted, visitors, readable, _errors_as_json, bodies.held])
+        app = web.Application(middlewares=[self._requests.counted, visitors, readable, self._errors_as_json, bodies.held])
         if fronted:
             app[FRONT] = (lambda path: _called(path) is not None, self._take, lambda: "the model proxy speaks HTTP/1.1")
         for prefix in PREFIXES:
@@ -306,6 +308,7 @@ class Proxy:
                 "models": self._models.names(),
                 "litellm": self._litellm.state if self._litellm is not None else None,
                 "counts": {"attempts": len(self._attempts), **self._recorder.counts},
+                "unknown_paths": self._unknown_paths.as_json(),
                 "failures": failures,
             }
         )
@@ -417,6 +420,21 @@ class Proxy:
             await self._recovery.forget(gone)
         return web.json_response({"deleted": len(gone)})
 
+    @web.middleware
+    async def _errors_as_json(self, request: web.Request, handler: Handler) -> web.StreamResponse:
+        """Middleware: answer with errors in OpenAI's form, and count what an attempt posts to an unknown path."""
+        try:
+            return await handler(request)
+        except web.HTTPNotFound:
+            key, path = scoped(request.path)
+            if request.method == "POST" and (key := key or _key(request)) is not None:
+                self._unknown_paths.add(key, path)
+            return error_response(404, f"no route {request.method} {request.path}. Known: {KNOWN}", "not_found")
+        except web.HTTPException as error:
+            return error_response(error.status, error.text or error.reason, str(error.status))
+        except (AglError, RecursionError) as error:
+            return _answer_to(error)
+
     def _refusal(self, request: web.Request, *scopes: str) -> str | None:
         return auth.PROXY.refusal_of_all(self._token, [auth.shown_to_proxy(request.headers)], *scopes)
 
@@ -510,18 +528,6 @@ def _short_called(path: str) -> _Called | None:
 
 def _crashed() -> web.Response:
     return error_response(500, "the proxy failed: its log has the error", "crashed")
-
-
-@web.middleware
-async def _errors_as_json(request: web.Request, handler: Handler) -> web.StreamResponse:
-    try:
-        return await handler(request)
-    except web.HTTPNotFound:
-        return error_response(404, f"no route {request.method} {request.path}. Known: {KNOWN}", "not_found")
-    except web.HTTPException as error:
-        return error_response(error.status, error.text or error.reason, str(error.status))
-    except (AglError, RecursionError) as error:
-        return _answer_to(error)
 
 
 def _answer_to(error: AglError | RecursionError) -> web.Response:

@@ -60,6 +60,18 @@ async def test_a_whole_answer_is_sampled_by_chat_completions_and_recorded_exactl
     assert held["gen_ai.request.temperature"] == 0.5 and not span.error
 
 
+@pytest.mark.parametrize("version", ["v1", "v1beta", "v1alpha"])
+@pytest.mark.parametrize("by", ["path", "baggage"])
+async def test_every_version_of_its_routes_is_served(stand: Stand, model: ModelServer, version: str, by: str) -> None:
+    baggage = f"{conventions.ROLLOUT_ID}={KEY[0]},{conventions.ATTEMPT_ID}={KEY[1]}"
+    scope, headers = (SCOPE, {}) if by == "path" else ("", {"baggage": baggage})
+    status, answer, _ = await stand.post(f"{scope}/{version}/models/any/gem:generateContent", ASKED, **headers)
+    (span,) = await stand.calls()
+    assert status == 200 and span.attributes["gen_ai.response.id"] == answer["responseId"]
+    async with aiohttp.ClientSession() as session, session.get(f"{stand.url}{scope}/v1/models", headers=headers) as listed:
+        assert (await listed.json())["object"] == "list", "OpenAI's"
+
+
 async def test_a_stream_has_its_text_in_pieces(stand: Stand, model: ModelServer) -> None:
     status, events = await ask(stand, ASKED, streamed=True)
     (sent,) = model.requests

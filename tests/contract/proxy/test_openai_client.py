@@ -11,6 +11,7 @@ import openai
 import pytest
 
 from agl_otel.proxy.forward import Limits
+from agl_otel.proxy.unknown_paths import UnknownPaths
 from agl_otel.proxy.upstream import FixedUpstreams, Upstream
 from agl_otel_hook import conventions
 from tests.contract.proxy.stand import HELLO, KEY, SCOPE, Stand, ask, proxy
@@ -257,6 +258,21 @@ async def test_close_reports_spans_that_could_not_be_stored(stand: Stand, receiv
 async def test_an_invalid_request_is_answered_with_what_is_valid(stand: Stand, path: str, body: bytes, status: int, words: str) -> None:
     async with aiohttp.ClientSession() as session, session.post(stand.url + path, data=body) as answer:
         assert answer.status == status and words in (await answer.json())["error"]["message"]
+
+
+async def test_requests_at_unknown_paths_are_counted_for_their_attempt(stand: Stand) -> None:
+    by_baggage = {"baggage": f"{conventions.ROLLOUT_ID}=ro-2,{conventions.ATTEMPT_ID}=at-2"}
+    for path, headers in ((f"{SCOPE}/v9/images", {}), (f"{SCOPE}/v9/images", {}), ("/v9/images", by_baggage), ("/v9/images", {})):
+        status, _, _ = await stand.post(path, {}, **headers)
+        assert status == 404
+    assert (await stand.health())["unknown_paths"] == {"ro-1/at-1": {"/v9/images": 2}, "ro-2/at-2": {"/v9/images": 1}}
+
+
+def test_unknown_paths_are_kept_of_the_latest_attempts_and_a_few_of_each() -> None:
+    seen = UnknownPaths(attempts=2, paths=2)
+    for key, path in ((("ro", "1"), "/a"), (("ro", "2"), "/b" * 400), (("ro", "1"), "/c"), (("ro", "1"), "/d"), (("ro", "3"), "/e")):
+        seen.add(key, path)
+    assert seen.as_json() == {"ro/1": {"/a": 1, "/c": 1, "others": 1}, "ro/3": {"/e": 1}}
 
 
 async def test_models_and_health_answer(stand: Stand) -> None:

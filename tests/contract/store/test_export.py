@@ -13,7 +13,8 @@ import pyarrow.parquet as pq  # pyright: ignore[reportMissingTypeStubs] - pyarro
 import pytest
 
 from agl_otel.adapters.records import REASONS
-from agl_otel.adapters.remedies import REFUSED
+from agl_otel.adapters.remedies import REFUSED, SPLIT
+from agl_otel.adapters.split_reasons import SPLIT_REASONS
 from agl_otel.algorithms.run_folder import RunFolder
 from agl_otel.cli import main
 from agl_otel.store import LightningStore
@@ -135,6 +136,25 @@ def test_what_grpo_would_refuse_of_the_rows_is_told_beside_them(
     assert f"  sampling_differs: {REASONS['sampling_differs']}, by logprobs 1, top_p 1. Remedy: {REFUSED['sampling_differs']}\n" in text
     assert "GRPO" not in cli.run(str(tmp_path / f"{next(number)}.jsonl"), *which, "--as", "sft"), "it compares no log-probs"
     assert "GRPO" not in cli.run(str(tmp_path / f"{next(number)}.jsonl"), *which[-2:])
+
+
+def test_why_an_attempt_became_several_rows_is_told(store: LightningStore, tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    async def talked() -> str:
+        begun = await store.start_rollout({}, mode="train")
+        ids = (begun.rollout_id, begun.attempt.attempt_id)
+        for number, prompt in enumerate(([1, 2], [9, 9]), 1):
+            call = call_of(*ids, number)
+            more = {conventions.LLM_PROMPT_TOKEN_IDS: prompt}
+            await store.add_many_spans([call.model_copy(update={"attributes": {**call.attributes, **more}})])
+        await store.add_many_spans([reward_of(*ids, 3, 1.0)])
+        await store.update_attempt(*ids, status="succeeded")
+        return begun.rollout_id
+
+    rollout_id, cli = asyncio.run(talked()), Cli(store, capsys)
+    ((why, count),) = json.loads(cli.run(str(tmp_path / "0.jsonl"), "--rollout", rollout_id, "--json"))["breaks"].items()
+    text = cli.run(str(tmp_path / "1.jsonl"), "--rollout", rollout_id)
+    assert "1 row beside the first of an attempt, because a call does not go on from an earlier one:\n" in text
+    assert f"  {count} {why}: {SPLIT_REASONS[why]}. Remedy: {SPLIT[why]}\n" in text
 
 
 def test_export_is_pinned_rebuilt_compared_and_masked(store: LightningStore, tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:

@@ -35,9 +35,10 @@ def test_break_of_a_conversation_is_explained_by_its_messages(traces: Any, row: 
     asked = [text("user", "hello")]
     drift = texts((asked, "hi"), ([*asked, text("assistant", "hi"), text("user", "more")], "yes"))
     edited = texts((asked, "hi"), ([*asked, text("assistant", "HI!"), text("user", "more")], "yes"))
+    spaced = texts((asked, "hi"), ([*asked, text("assistant", "hi "), text("user", "more")], "yes"))
     other = texts((asked, "hi"), ([text("user", "another matter")], "yes"))
-    found = [dict(to_trajectories(replace(built, texts=each)).breaks) for each in (drift, edited, other, None)]
-    assert found == [{"template_drift": 1}, {"history_edited": 1}, {"sub_agent": 1}, {"response_changed": 1}]
+    found = [dict(to_trajectories(replace(built, texts=each)).breaks) for each in (drift, edited, spaced, other, None)]
+    assert found == [{"template_drift": 1}, {"history_edited": 1}, {"history_edited": 1}, {"sub_agent": 1}, {"response_changed": 1}]
 
 
 def test_break_names_why_no_bridge_was_made(traces: Any, row: Any) -> None:

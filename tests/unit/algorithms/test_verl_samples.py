@@ -182,8 +182,7 @@ def test_the_error_without_any_sample_has_each_remedy_and_what_model_servers_ans
         "step 1 has nothing to train on: of 4 rollouts, refused sampling_differs 3, not_finished 2, incomplete_reply 1",
         f"incomplete_reply: {CALL_REFUSALS['incomplete_reply']}. Remedy: {REFUSED['incomplete_reply']}",
         "sampling_differs: sampled from another distribution than the trainer evaluates, by top_p 3. Remedy: let the agent leave these "
-        'fields out, or let GRPO replace them: sampling_policy = "enforce" (docs/training.md#sampling); for strict_tools: '
-        'strict_tools = "drop"',
+        'fields out, or let GRPO replace them: sampling_policy = "enforce" (docs/training.md#sampling)',
         "what failed: 1 × model call: HTTP 400: stop is not supported",
     ]
 

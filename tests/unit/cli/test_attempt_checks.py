@@ -8,6 +8,7 @@ from typing import Any, cast
 
 import pytest
 
+from agl_otel.adapters import remedies
 from agl_otel.cli.attempt_checks import CHECKS, OVERRIDDEN, examine, wrong_in
 from agl_otel.cli.findings import Finding, wrong
 from agl_otel.cli.once import FinishedAttempt
@@ -76,7 +77,8 @@ def asking(own: dict[str, float]) -> FinishedAttempt:
 
 NO_CALLS = once(verdict="empty", given=None, spans=[])
 DIRECT = span("direct", 1, 2, **{conventions.PROCESS: "m", "gen_ai.request.model": "gpt", "server.address": "api.openai.com"})
-ADDRESS = "the agent must take its model's address from OPENAI_BASE_URL (or OPENAI_API_BASE, ANTHROPIC_BASE_URL)"
+ADDRESS = "the agent must take its model's address from OPENAI_BASE_URL (or OPENAI_API_BASE, ANTHROPIC_BASE_URL, GOOGLE_GEMINI_BASE_URL)"
+PROTOCOL = "let the agent use one of the protocols that the proxy has (docs/model-servers.md#the-protocols-of-agents)"
 
 WRONG = {
     "the agent raises": (
@@ -134,6 +136,11 @@ WRONG = {
         ended(NO_CALLS, ledger=ledger("hooked", "python", "python agent.py")),
         "its model calls pass through the proxy: none",
         ADDRESS,
+    ),
+    "the agent calls its model at a path that the proxy does not have": (
+        replace(NO_CALLS, unknown_paths={"/v9/images": 2, "/v9/audio": 1}),
+        "its model calls pass through the proxy: none; 3 requests came at paths that it does not have: /v9/images (2), /v9/audio (1)",
+        PROTOCOL,
     ),
     "the agent calls its model directly": (
         replace(NO_CALLS, spans=[DIRECT]),
@@ -271,7 +278,7 @@ def test_what_does_not_prevent_training_is_advice(case: str) -> None:
 
 def test_a_good_attempt_is_good_in_all() -> None:
     found = examine(ended(once(CallRow()), ledger=ledger("hooked", "python", "python agent.py")))
-    assert {each.state for each in found} == {"good"} and len(found) >= len(CHECKS) - 3
+    assert {each.state for each in found} == {"good"} and len(found) >= len(CHECKS) - 4
 
 
 def test_the_temperature_of_a_run_and_what_training_refuses_anyway_are_no_advice_of_their_own() -> None:
@@ -283,6 +290,16 @@ def test_the_temperature_of_a_run_and_what_training_refuses_anyway_are_no_advice
     assert told(temperature=1) == (("good", "1 of 1 call sets temperature 1, the default of a run"), ("good", "all"))
     assert told(top_p=0.9) == (("good", "no model call sets it"), ("wrong", "none"))
     assert told(temperature=0)[1] == ("wrong", "none") and told(temperature=0)[0][0] == "good"
+
+
+def test_what_nobody_sends_is_advice_because_a_job_sends_it() -> None:
+    contract = Contract.of({"max_tokens": 8}, {})
+    found = once(CallRow(temperature=math.nan), CallRow(call=2))
+    found.traces.calls.contract[0] = contract.dumps()
+    (sent,) = [each for each in examine(found) if each.what == "no sampling parameter is left to the model server"]
+    assert (sent.state, sent.detail) == ("advice", "1 of 2 calls left temperature, top_p, top_k, min_p, repetition_penalty to it")
+    assert sent.remedy == f"in a job nothing: its resource sends them. Else {remedies.SAMPLING['unsent']}"
+    assert details(found)["training takes its calls"] == ("good", "all, in a job")
 
 
 def test_the_exception_is_first_and_whole_and_its_traceback_below() -> None:
@@ -334,6 +351,15 @@ def test_a_call_with_one_choice_without_log_probs_counts_as_without() -> None:
     found = details(once(CallRow(choice=0), CallRow(choice=1, logprobs=[]), CallRow(call=2)))
     assert found["token ids come with them"] == ("good", "2 of 2 calls")
     assert found["and log-probs"] == ("wrong", "1 of 2 calls")
+
+
+def test_calls_without_an_answer_are_not_missed_among_those_with_token_ids() -> None:
+    refused = CallRow(prompt=[], response=[], incomplete="upstream_status")
+    found = details(once(CallRow(), replace(refused, call=2)))
+    assert found["token ids come with them"] == found["and log-probs"] == ("good", "1 of 1 call")
+    assert found["the model answers its calls"][0] == "advice"
+    cut = CallRow(prompt=[], response=[], call=2, incomplete="client_gone")
+    assert details(once(CallRow(), cut))["token ids come with them"] == ("wrong", "1 of 2 calls")
 
 
 def test_every_finding_is_printable_as_json() -> None:

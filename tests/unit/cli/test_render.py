@@ -86,14 +86,24 @@ def test_sampling_that_deviates_from_the_resources_is_marked_as_own() -> None:
     assert "own" not in rendered([call], sampling={"temperature": 0.2})
     asked = {"temperature": 0.2, "top_p": 0.9, "tool_choice": "required", "max_tokens": 7}
     call = span("call", "a", None, 0, **{conventions.LLM_SAMPLING: Contract.of(asked, {}).dumps()})
-    assert "own temperature 0.2, top_p 0.9, tool_choice\n" in rendered([call])
-    assert "own tool_choice\n" in rendered([call], sampling={"temperature": 0.2, "top_p": 0.9})
+    assert "not trained on: top_p 0.9, tool_choice; own temperature 0.2\n" in rendered([call])
+    assert "not trained on: top_p 0.9, tool_choice\n" in rendered([call], sampling={"temperature": 0.2, "top_p": 0.9})
+
+
+@pytest.mark.parametrize(
+    ("agent", "why"),
+    [({"top_p": 0.9}, "top_p 0.9"), ({"temperature": 0}, "temperature 0"), ({"temperature": 0.5}, ""), ({"max_tokens": 8}, "")],
+)
+def test_what_training_would_refuse_of_a_call_is_marked(agent: dict[str, float], why: str) -> None:
+    """As doctor counts it: of a job, which sends what nobody else does, and scores calls at their own temperature."""
+    call = span("call", "a", None, 0, **{conventions.LLM_SAMPLING: Contract.of(agent, {}).dumps()})
+    assert (f"not trained on: {why}\n" in rendered([call])) if why else ("not trained on" not in rendered([call]))
 
 
 def test_what_a_policy_replaced_and_log_probs_from_before_the_temperature_are_marked() -> None:
     contract = Contract.of({"n": 2}, {"temperature": 1.0}, overridden={"temperature": 0.2, "logit_bias": {"7": 1}}, logprobs="raw")
     call = span("call", "a", None, 0, **{conventions.LLM_SAMPLING: contract.dumps()})
-    assert "replaced temperature 0.2, logit_bias; raw log-probs\n" in rendered([call])
+    assert "replaced temperature 0.2, logit_bias; raw log-probs" in rendered([call])
 
 
 @pytest.mark.parametrize("recording", sorted(path.stem for path in RECORDED.glob("*.json")))
