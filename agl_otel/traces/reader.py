@@ -311,7 +311,7 @@ class TraceReader:
         given = {**_params("outline", [rollout_id]), "attempt_id": attempt_id, "limit": limit, "offset": offset}
         rows, records = await asyncio.gather(self.query(named_query("outline"), params=given), self.evaluations([rollout_id]))
         total = int(rows[0]["Total"]) if rows else 0
-        return joined(outline(rows, records, whole=len(rows) == total)), total
+        return joined(outline(rows, records)), total
 
     async def sql(self, query: str, *, limit: int) -> dict[str, Any]:
         """Run a user's query; return ClickHouse's JSONCompact: `meta` (name and type of each column) and `data` (at most `limit` rows).
