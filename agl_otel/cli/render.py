@@ -21,9 +21,9 @@ from agl_otel.cli.verdicts import VERDICT_STYLES, verdict_lines
 from agl_otel.spans.calls import Outline, pairs
 from agl_otel.spans.conversations import NO_MESSAGES, dialect_of, text_of, written
 from agl_otel.spans.dialects.dialect import as_text, first, numbers
+from agl_otel.spans.feedback import words_of
 from agl_otel.spans.history import Place, SpanKey, expand_spans, lengths_of_prompts, place_of
 from agl_otel.spans.operations import OPERATION, is_no_call
-from agl_otel.spans.feedback import words_of
 from agl_otel.spans.rewards import evaluation_events
 from agl_otel.spans.tolerant import json_of, whole_of
 from agl_otel.types import Attempt, Rollout, Span, Verdict

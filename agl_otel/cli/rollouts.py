@@ -241,7 +241,7 @@ class _Details:
 
 
 async def _read_details(opened: Store, item: Rollout, attempts: Sequence[Attempt]) -> _Details:
-    """Read verdicts, output and feedback of ended attempts. An unavailable trace store is reported, so that the queue's part is still shown."""
+    """Read verdicts, output and feedback of ended attempts. Why they cannot be read is reported: the queue's part is shown all the same."""
     try:
         traces = await opened.traces([item], deadline_seconds=0)
         printed = await opened.reader.printed(item.rollout_id)

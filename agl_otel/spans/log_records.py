@@ -84,7 +84,7 @@ def with_evaluations(spans: Sequence[Span], records: Iterable[Mapping[str, Any]]
 def evaluated(
     keys: Sequence[tuple[str, str, str, str, str]], records: Iterable[Mapping[str, Any]]
 ) -> Iterator[tuple[Mapping[str, Any], int | None]]:
-    """Yield each record of `with_evaluations` with the place of its span in `keys`, (rollout, attempt, trace, span, response id), if any."""
+    """Yield each record of `with_evaluations` with the place of its span, if any, in `keys`: (rollout, attempt, trace, span, response)."""
     places: dict[tuple[str, ...], int] = {}
     for place, (*attempt, trace_id, span_id, response) in enumerate(keys):
         places.setdefault((*attempt, trace_id, span_id), place)
