@@ -25,6 +25,7 @@ from agl_otel.cli.queue import (
     progress,
     prune,
     rollout_ids_of,
+    rollouts_named_by,
     wait_option,
 )
 from agl_otel.cli.render import feedback_lines
@@ -197,7 +198,8 @@ def _row(item: Rollout, seen: AttemptFigures | None) -> tuple[object, ...]:
 def show(rollout_id: str, data_dir: Path | None, store: str | None, as_json: bool) -> None:
     """Show one rollout and its attempts: status, verdict and reasons, feedback, the full error, and the agent's output.
 
-    `agl-otel traces show` shows its spans. ROLLOUT_ID may be shortened to any part that only one rollout has.
+    `agl-otel traces show` shows its spans. ROLLOUT_ID may be shortened to any part that only one rollout has, or be the id of a trace or
+    conversation.
     """
     settings = settings_for(data_dir, store)
     setup_logging(settings.log_level if settings.log_level == "DEBUG" else "WARNING")
@@ -285,9 +287,12 @@ def _text(value: object) -> str:
 
 
 async def one_rollout(store: Store, part: str) -> Rollout:
-    """Return the rollout with this id, or the only one whose id contains it. Raises NotFoundError."""
+    """Return the rollout with this id, the only one whose id contains it, or that of this trace or conversation. Raises NotFoundError."""
     queue = store.queue
     page = await queue.query_rollouts(rollout_id_in=[part]) or await queue.query_rollouts(rollout_id_contains=part, limit=2)
+    if not page:
+        _, ids = await rollouts_named_by(part, store.reader)
+        page = await queue.query_rollouts(rollout_id_in=ids) if len(ids) == 1 else page
     if not page:
         raise await not_in_queue(part, store.reader)
     if len(page) != 1:

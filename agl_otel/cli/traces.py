@@ -47,7 +47,7 @@ def show(rollout_id: str, data_dir: Path | None, store: str | None, messages: bo
     A model call that both agent and proxy recorded is one node, and so is the HTTP client's span between them (POST). Seals are left out,
     too; --json and `agl-otel traces sql` have every span.
 
-    ROLLOUT_ID may be shortened to any part that only one rollout has.
+    ROLLOUT_ID may be shortened to any part that only one rollout has, or be the id of a trace or conversation.
     """
     settings = settings_for(data_dir, store)
     setup_logging()

@@ -194,8 +194,12 @@ class TraceReader:
         rows = await self.query(named_query("trace_rollouts"), params={"traces": list(trace_ids)})
         return [row["RolloutId"] for row in rows]
 
-    async def named_by(self, name: str) -> list[tuple[Literal["trace", "rollout"], str]]:
-        """Return what an id names in the trace store: ("trace", the rollout of some of its spans, or empty), ("rollout", itself)."""
+    async def named_by(self, name: str) -> list[tuple[Literal["trace", "rollout", "conversation"], str]]:
+        """Return what an id names in the trace store, as (kind, rollout).
+
+        It is a trace, with at most two rollouts of its spans (an empty one: spans without ids), a conversation, with the rollout that
+        continued it last, or a rollout.
+        """
         rows = await self.query(named_query("named_by"), params={"id": name, "limit": 2})
         return [(row["Kind"], row["RolloutId"]) for row in rows]
 
