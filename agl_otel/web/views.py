@@ -301,7 +301,11 @@ async def _read(store: Store, rollout_id: str, attempt_id: str | None) -> tuple[
 
 
 async def _evaluations(store: Store, request: web.Request) -> Any:
-    return await store.evaluations(request.match_info["rollout_id"])
+    rollout_id = request.match_info["rollout_id"]
+    found = await store.evaluations(rollout_id)
+    if not found:
+        await _must_exist(store, rollout_id, None)
+    return found
 
 
 async def _conversation(store: Store, request: web.Request) -> Any:
