@@ -8,6 +8,7 @@ columns.
 from __future__ import annotations
 
 import asyncio
+import functools
 import importlib
 import json
 import logging
@@ -70,6 +71,9 @@ TOO_LARGE: Final = frozenset({158, 173, 241, 307, 396})
 """ClickHouse's error codes for limits of rows, bytes and memory: a read of fewer rollouts may succeed, as after TIMED_OUT."""
 OF_ALL: Final = "(total)"  # marks the limit on a whole server's memory, which other queries use up
 UNREADABLE: Final = "its spans cannot be read, because they are more than one read may take"
+SHOWN_LABELS: Final = 5
+WARNED_LABELS: Final = 1_000
+"""So many sets of labels are remembered as logged."""
 _log = logging.getLogger(__name__)
 
 
@@ -402,7 +406,7 @@ class TraceReader:
             )  # fmt: skip
         rewarded = reward_rows(table)
         if labels := sum(unread_labels(rewarded).values(), Counter[str]()):
-            _log.warning("%d evaluations have no score, and labels that are no number: %s", labels.total(), dict(labels.most_common(5)))
+            _warn_of(frozenset(labels))
         calls = call_columns(table)
         read = [each for each in (ids if texts else rollouts_to_read(calls)) if each not in unread]
         contents = None
@@ -566,6 +570,16 @@ def _verdicts(facts: ReadFacts, attempts: Sequence[Attempt], silent: Mapping[str
         key: verdict if verdict.kind == "complete" else verdict.model_copy(update={"kind": "incomplete", "reasons": verdict.reasons + why})
         for key, verdict in decided.items()
     }
+
+
+@functools.lru_cache(WARNED_LABELS)
+def _warn_of(labels: frozenset[str]) -> None:
+    """Log labels of evaluations that count for nothing, once for each set of them; the figures of an attempt count them."""
+    _log.warning(
+        "evaluations without a score have labels that are no number, and are no rewards: %s; `pass`, `fail` and others count "
+        "(docs/otlp.md#evaluations)",
+        ", ".join(map(repr, sorted(labels)[:SHOWN_LABELS])),
+    )
 
 
 def _unreadable(verdict: Verdict, why: str) -> Verdict:
