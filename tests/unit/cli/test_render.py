@@ -99,8 +99,8 @@ def test_all_that_feedback_says_is_shown_at_its_span() -> None:
 
 
 def test_feedback_on_the_proxys_span_is_shown_where_both_are_one_node() -> None:
-    agents = span("chat", "a", **{"gen_ai.request.model": "m", "gen_ai.response.id": "r1"})
-    proxied = span(conventions.SPAN_LLM, "b", "a", **{"gen_ai.request.model": "m", "gen_ai.response.id": "r1", conventions.LLM_CALL: 1})
+    agents = span("chat", "a", None, 0, **{"gen_ai.request.model": "m", "gen_ai.response.id": "r1"})
+    proxied = span(conventions.SPAN_LLM, "b", "a", 0, **{"gen_ai.request.model": "m", "gen_ai.response.id": "r1", conventions.LLM_CALL: 1})
     shown = rendered([agents, feedback_on(proxied, 0.25)])
     assert shown.count("\n") == 1 and "feedback = 0.25" in shown
 
