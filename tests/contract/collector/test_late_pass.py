@@ -371,8 +371,8 @@ async def test_a_record_of_no_span_is_of_the_only_attempt_in_its_trace(others: t
     spans = [span(number, 9, rollout, "at-1") for number, rollout in enumerate(("ro-1", *others), 1)]
     await late_store.store([{**each, "traceId": trace} for each in spans])
     stamp = f"{late_store.clock.now - 20:.3f}"
-    row = {"Timestamp": stamp, "ReceivedAt": stamp, "EventName": conventions.EVALUATION, "TraceId": trace, "BatchId": 99, "BatchPos": 1}
-    row["LogAttributes"] = {conventions.EVALUATION_SCORE: "0"}
+    values = {"EventName": conventions.EVALUATION, "LogAttributes": {conventions.EVALUATION_SCORE: "0"}}
+    row = {"Timestamp": stamp, "ReceivedAt": stamp, "TraceId": trace, "BatchId": 99, "BatchPos": 1, **values}
     late_store.engine.insert("otel.otel_logs", [*row], [json.dumps(row).encode()])
     assert (await late_store.run())["logs"] == (0 if others else 1)
     assert evaluated(late_store) == ([] if others else [["0", "ro-1", "at-1"]])

@@ -80,8 +80,8 @@ def begun(web: Web) -> dict[str, Any]:
         conventions.FEEDBACK_RUBRIC: "tone@2",
     }
     given = {conventions.EVALUATION_NAME: "feedback", conventions.FEEDBACK_SOURCE: "ann", **said, **ids}
-    context = {name: bytes.fromhex(spans[-1][name]) for name in ("trace_id", "span_id")}
-    record = LogRecord(event_name=conventions.EVALUATION, attributes=attributes(given), time_unix_nano=time.time_ns(), **context)
+    record = LogRecord(event_name=conventions.EVALUATION, attributes=attributes(given), time_unix_nano=time.time_ns())
+    record.trace_id, record.span_id = (bytes.fromhex(str(spans[-1][name])) for name in ("trace_id", "span_id"))
     logs = ExportLogsServiceRequest(resource_logs=[ResourceLogs(scope_logs=[ScopeLogs(log_records=[record])])])
     assert web.call("POST", "/v1/logs", logs.SerializeToString(), OTLP).status == 200
     web.rest("POST", "/queues/rollouts/enqueue", {"rollouts": [{"input": 1, "mode": "val", "metadata": {"run": RUN, "step": 2}}]})
