@@ -135,7 +135,7 @@ class Rows:
 
     rows: list[Row]
     refused: Counter[str] = field(default_factory=Counter[str])
-    """{reason: count}; see adapters/trajectories.py, lengths.py, selection.py, chats.py, and `no_pair`, `filtered`, `unreadable_spans`."""
+    """{reason: count}; the reasons are those of REASONS."""
     breaks: Counter[str] = field(default_factory=Counter[str])
 
 
@@ -361,7 +361,7 @@ def _dpo(reading: Reading, traces: Traces, _: Sequence[Span]) -> Rows:
 
 
 def _pairs(found: Rows, traces: Traces, prompt_of: Callable[[Row], Any]) -> Iterable[tuple[Row, Row]]:
-    """Yield (best, worst) of the rows of each task and prompt; count the rows of groups with equal rewards."""
+    """Yield (best, worst) of the rows of each task and prompt; count the rows of groups of one attempt, or with equal rewards."""
     tasks = {rollout.rollout_id: task_key(rollout) for rollout in traces.rollouts}
     groups: dict[Any, list[Row]] = {}
     for row in found.rows:
@@ -369,7 +369,8 @@ def _pairs(found: Rows, traces: Traces, prompt_of: Callable[[Row], Any]) -> Iter
     for group in groups.values():
         best, worst = max(group, key=lambda row: row["reward"]), min(group, key=lambda row: row["reward"])
         if best["reward"] == worst["reward"]:
-            found.refused["no_pair"] += len(group)
+            is_alone = len({(row["rollout_id"], row["attempt_id"]) for row in group}) == 1
+            found.refused["no_other_attempt" if is_alone else "no_pair"] += len(group)
         else:
             yield best, worst
 
@@ -476,6 +477,7 @@ REASONS: Final = {
     "no_call_reward": "the call has no reward of its own (call_rewards)",
     "no_correction": "no feedback says what it should have answered",
     "no_pair": "all attempts with this prompt have equal rewards",
+    "no_other_attempt": "only one attempt has this prompt, and a pair is of two",
     "filtered": "the filter left the row out",
     "unreadable_spans": "the adapters cannot read its spans",
 }

@@ -18,7 +18,8 @@ REFUSED: Final = {
     "verdict_empty": "`agl-otel doctor -- COMMAND` says why nothing arrives",
     "no_verdict": "read it again: its spans may have been deleted",
     "no_reward": "emit one (agl_otel.emit_reward), name a grader, or give --fill-reward",
-    "no_calls": "the agent must call its model at OPENAI_BASE_URL; `agl-otel doctor -- COMMAND` looks",
+    "no_calls": "for token ids the agent must call its model at OPENAI_BASE_URL (`agl-otel doctor -- COMMAND` looks); "
+    "calls that its own instrumentation recorded have messages (--as openai, --as messages)",
     "other_agent": "correct agent_match if it should be taken",
     "greedy": 'let the agent set no temperature, or one of at least 0.01, or let GRPO replace it: sampling_policy = "enforce_all"',
     "sampling_differs": 'let the agent leave these fields out, or let GRPO replace them: sampling_policy = "enforce" '
@@ -50,6 +51,7 @@ REFUSED: Final = {
     "no_call_reward": "emit a reward after each call, or give --fill-reward",
     "no_correction": "write one on the dashboard's page /review, or by `agl-otel feedback --correction`",
     "no_pair": "sample more attempts of a task, or reward them more finely",
+    "no_other_attempt": "sample more attempts of a task: those with the same input",
     "filtered": "correct the filter to keep more",
     "unreadable_spans": "use a form of token ids (--as sft), or an adapter of your own (--adapter)",
 }

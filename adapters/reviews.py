@@ -9,7 +9,7 @@ from collections.abc import Hashable, Iterable, Mapping, Sequence
 from typing import Final, TypeVar
 
 from agl_otel.errors import UsageError
-from agl_otel.spans.rewards import LABELS, number_of, usable
+from agl_otel.spans.rewards import score_of, usable
 from agl_otel.types import Event, Span
 from agl_otel.types.columns import AttemptKey
 from agl_otel.types.reviews import Agreement, Review
@@ -99,7 +99,9 @@ def labels_in(text: str) -> Sequence[tuple[str, float | None]]:
 
 def mean_review(spans: Iterable[Span], rubric: str) -> float | None:
     """Return the mean of the reviews of an attempt under a rubric, of each source the last; None without one that has a number."""
-    values = [usable(_number(event)) for (source, response), event in _last_feedback(spans, rubric).items() if source and not response]
+    values = [
+        usable(score_of(event.attributes)) for (source, response), event in _last_feedback(spans, rubric).items() if source and not response
+    ]
     known = [value for value in values if value is not None]
     return sum(known) / len(known) if known else None
 
@@ -131,8 +133,3 @@ def _text(event: Event, key: str) -> str:
 
 def _time(event: Event) -> int:
     return event.time_unix_nano or 0
-
-
-def _number(event: Event) -> float | None:
-    value = number_of(event.attributes.get(conventions.EVALUATION_SCORE))
-    return LABELS.get(_text(event, conventions.EVALUATION_LABEL).lower()) if value is None else value

@@ -47,7 +47,7 @@ def feedback(
     """Reward, comment or correct what an agent did, also long after it has ended. VALUE is a number, true or false.
 
     Of several rewards of an attempt the last counts, but not before one that its runner gave. ROLLOUT_ID may be shortened to any part that
-    only one rollout has. A line of --from is an object with the fields of REST's feedback (docs/late-rewards.md).
+    only one rollout has, or be the id of a trace. A line of --from is an object with the fields of REST's feedback (docs/late-rewards.md).
     """
     if lines is not None:
         if about or attempt_id or any(value not in ("", None, NAME) for value in fields.values()):

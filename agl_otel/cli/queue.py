@@ -89,19 +89,30 @@ wait_option = click.option("--wait", is_flag=True, callback=_without_keep_spans,
 keep_spans_option = click.option("--keep-spans", is_flag=True, is_eager=True, help="Delete from the queue only; spans and logs stay.")
 
 
+async def rollouts_named_by(name: str, reader: TraceReader) -> tuple[str, list[str]]:
+    """Return what an id names among the spans, and its rollouts; ("", []) if it names nothing, or the spans cannot be read.
+
+    That is a trace, with at most two rollouts, a conversation, with the latest, or a rollout.
+    """
+    try:
+        found = await reader.named_by(name)
+    except AglError:  # of the trace store: what was asked for is missing anyway
+        return "", []
+    kind = next((kind for kind in ("trace", "conversation", "rollout") if any(kind == each for each, _ in found)), "")
+    return kind, sorted({rollout_id for each, rollout_id in found if each == kind and rollout_id})
+
+
 async def not_in_queue(name: str, reader: TraceReader | None = None) -> NotFoundError:
     """Return the error for an id that no rollout of the queue has; with a reader it says whether there are spans under it."""
-    found: dict[str, str] = {}
-    if reader is not None:
-        with contextlib.suppress(AglError):  # of the trace store: what was asked for is missing anyway
-            found = dict(sorted(await reader.named_by(name)))  # of a trace: a rollout, where it has one
-    if rollout_id := found.get("trace"):
-        return NotFoundError(f"{name!r} is a trace of rollout {rollout_id}: name that")
+    found, rollouts = ("", []) if reader is None else await rollouts_named_by(name, reader)
+    if rollouts and found != "rollout":
+        several = "s" if len(rollouts) > 1 else ""
+        return NotFoundError(f"{name!r} is a {found} of rollout{several} {' and '.join(rollouts)}: name {'one' if several else 'that'}")
     sql = 'agl-otel traces sql "SELECT SpanName, SpanAttributes FROM otel_traces WHERE {}"'
-    if "trace" in found:
+    if found == "trace":
         shown = sql.format(f"TraceId = '{name.lower()}'")
         return NotFoundError(f"{name!r} is a trace of no rollout: `{shown}` shows it; AGL_UNIDENTIFIED=adopt makes rollouts of such traces")
-    if "rollout" in found:
+    if found == "rollout":
         shown = sql.format(f"RolloutId = '{name}'")
         return NotFoundError(f"the queue has no rollout {name!r}, but there are spans with this id: `{shown}` shows them (docs/otlp.md)")
     return NotFoundError(f"there is no rollout {name!r}; `agl-otel rollouts ls` lists them")

@@ -7,7 +7,7 @@ from __future__ import annotations
 
 import contextlib
 import json
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence, Set
 from functools import partial
 from typing import Any, Final
 
@@ -21,12 +21,14 @@ from agl_otel.cli.verdicts import VERDICT_STYLES, verdict_lines
 from agl_otel.spans.calls import Outline, pairs
 from agl_otel.spans.conversations import NO_MESSAGES, dialect_of, text_of, written
 from agl_otel.spans.dialects.dialect import as_text, first, numbers
+from agl_otel.spans.feedback import words_of
 from agl_otel.spans.history import Place, SpanKey, expand_spans, lengths_of_prompts, place_of
 from agl_otel.spans.operations import OPERATION, is_no_call
-from agl_otel.spans.rewards import evaluations_of
+from agl_otel.spans.rewards import evaluation_events
 from agl_otel.spans.tolerant import json_of, whole_of
 from agl_otel.types import Attempt, Rollout, Span, Verdict
 from agl_otel.types.bridges import unbridged
+from agl_otel.types.feedback import StoredEvaluation
 from agl_otel_hook import conventions
 
 SHOWN_CHARACTERS: Final = 16 << 20
@@ -53,6 +55,7 @@ OF_TOOLS: Final = (
 )
 """(arguments, result, attribute, its value): how each dialect names what a tool was given and what it returned, where spans of other kinds
 use the same names, only in spans with this attribute."""
+WIDEST_FEEDBACK: Final = 1_000  # characters of an evaluation on one line; --json has all of it
 NO_SAMPLING: Final[Mapping[str, Any]] = {}
 
 
@@ -64,11 +67,12 @@ def attempt_tree(
     *,
     messages: bool = False,
     sampling: Mapping[str, Any] = NO_SAMPLING,
+    evaluations: Sequence[StoredEvaluation] = (),
 ) -> RenderableType:
     """Render one attempt: its status and verdict, then its spans as trees ordered by start time, without seals.
 
     `messages` shows all messages of every model call. `sampling` are the parameters that the resources set; a call's deviations from
-    them are marked as the agent's own.
+    them are marked as the agent's own. Those of the `evaluations` that are of none of the spans are shown above them.
     """
     head = Text.assemble(
         ("rollout ", "dim"),
@@ -86,6 +90,8 @@ def attempt_tree(
     lines.append(Text.assemble(("input ", "dim"), plain(json.dumps(rollout.input, ensure_ascii=False), 120)))
     if attempt.error:
         lines.append(Text(f"error {plain(attempt.error, 200)}", "red"))
+    on_spans = {span.span_id for span in spans} | {str(span.attributes.get(RESPONSE_ID, "")) for span in spans}
+    lines += feedback_lines(evaluations, attempt.attempt_id, on_spans - {""})
     return Group(*lines, *span_trees(spans, messages=messages, sampling=sampling))
 
 
@@ -202,7 +208,8 @@ def _merged(span: Span, proxied: Sequence[Span]) -> Span:
         return span
     last = proxied[-1]  # of several retries, the one whose response the agent got
     tries = {"model call": f"{len(proxied)} tries"} if len({s.attributes.get(conventions.LLM_CALL) for s in proxied}) > 1 else {}
-    return span.model_copy(update={"attributes": {**last.attributes, **span.attributes, **tries}})
+    events = [event for each in proxied for event in each.events if event.name == conventions.EVALUATION]
+    return span.model_copy(update={"attributes": {**last.attributes, **span.attributes, **tries}, "events": [*span.events, *events]})
 
 
 def span_label(span: Span, sampling: Mapping[str, Any] = NO_SAMPLING) -> Text:
@@ -272,8 +279,19 @@ def _highlights(span: Span, sampling: Mapping[str, Any]) -> list[tuple[str, str]
     while (value := attributes.get(conventions.reward_value_key(index))) is not None:
         parts.append(("green", f"{plain(attributes.get(conventions.reward_name_key(index), 'reward'))} = {value}"))
         index += 1
-    parts += [("green", f"{plain(each.name or 'reward')} = {each.value:g}") for each in reversed(evaluations_of(span))]
-    return parts
+    own = [event for event in evaluation_events(span) if not event.is_of_attempt]
+    said = [words_of(event.attributes) for event in sorted(own, key=lambda event: event.time_unix_nano or event.timestamp or 0)]
+    return parts + [("green", plain(_one_line(each), WIDEST_FEEDBACK)) for each in said]
+
+
+def feedback_lines(evaluations: Sequence[StoredEvaluation], attempt_id: str, shown: Set[str] = frozenset()) -> list[Text]:
+    """Format the evaluations of an attempt, each with the call or span that it is of, but those of spans and responses that are `shown`."""
+    own = [each for each in evaluations if each.attempt_id == attempt_id and not shown & {each.span_id, each.response_id}]
+    return [Text(f"  {plain(_one_line(each.words), WIDEST_FEEDBACK)}{_about(each)}", "green") for each in own]
+
+
+def _about(each: StoredEvaluation) -> str:
+    return f"  on call {plain(each.response_id)}" if each.response_id else f"  on span {plain(each.span_id)}" if each.span_id else ""
 
 
 def _of_bridge(recorded: Any) -> list[tuple[str, str]]:

@@ -25,8 +25,10 @@ from agl_otel.cli.queue import (
     progress,
     prune,
     rollout_ids_of,
+    rollouts_named_by,
     wait_option,
 )
+from agl_otel.cli.render import feedback_lines
 from agl_otel.cli.verdicts import VERDICT_STYLES, verdict_lines
 from agl_otel.errors import AglError, NotFoundError, UsageError
 from agl_otel.queue.client import QueueClient, RolloutUpdate
@@ -57,6 +59,7 @@ from agl_otel.types.strict import strict_json, why_no_json
 if TYPE_CHECKING:
     from agl_otel.store import Store
     from agl_otel.traces.figures import AttemptFigures
+    from agl_otel.types.feedback import StoredEvaluation
 
 SHOWN_RESOURCES: Final = 10
 SHOWN_ROLLOUTS: Final = 5
@@ -193,9 +196,10 @@ def _row(item: Rollout, seen: AttemptFigures | None) -> tuple[object, ...]:
 @store_option
 @json_option
 def show(rollout_id: str, data_dir: Path | None, store: str | None, as_json: bool) -> None:
-    """Show one rollout and its attempts: status, verdict and reasons, the full error, and the agent's output.
+    """Show one rollout and its attempts: status, verdict and reasons, feedback, the full error, and the agent's output.
 
-    `agl-otel traces show` shows its spans. ROLLOUT_ID may be shortened to any part that only one rollout has.
+    `agl-otel traces show` shows its spans. ROLLOUT_ID may be shortened to any part that only one rollout has, or be the id of a trace or
+    conversation.
     """
     settings = settings_for(data_dir, store)
     setup_logging(settings.log_level if settings.log_level == "DEBUG" else "WARNING")
@@ -209,13 +213,16 @@ def show(rollout_id: str, data_dir: Path | None, store: str | None, as_json: boo
             verdicts = {attempt_id: verdict.model_dump(mode="json") for attempt_id, verdict in seen.verdicts.items()}
             output = [{"attempt_id": key[0], "stream": key[1], "text": text} for key, text in seen.printed.items()]
             shown = {"rollout": _dumped(item), "attempts": [attempt.model_dump(mode="json") for attempt in attempts]}
-            print_json({**shown, "verdicts": verdicts, "output": output} | ({"unseen": seen.problem} if seen.problem else {}))
+            given = [each.model_dump(mode="json") for each in seen.evaluations]
+            print_json(
+                {**shown, "verdicts": verdicts, "output": output, "feedback": given} | ({"unseen": seen.problem} if seen.problem else {})
+            )
             return
         console = open_console(highlight=False)
-        given = {name: value for name, value in _dumped(item).items() if value is not None and name != "attempt"}
-        given |= {name: moment(given[name]) for name in ("start_time", "end_time", "not_before") if name in given}
-        given = {"queued" if name == "start_time" else name: value for name, value in given.items()}
-        console.print(table_of(item.rollout_id, ("field", "value"), [(name, _text(value)) for name, value in given.items()]))
+        fields = {name: value for name, value in _dumped(item).items() if value is not None and name != "attempt"}
+        fields |= {name: moment(fields[name]) for name in ("start_time", "end_time", "not_before") if name in fields}
+        fields = {"queued" if name == "start_time" else name: value for name, value in fields.items()}
+        console.print(table_of(item.rollout_id, ("field", "value"), [(name, _text(value)) for name, value in fields.items()]))
         if seen.problem:
             console.print(Text(f"verdicts and output could not be read: {printable(seen.problem)}", "yellow"))
         for attempt in attempts:
@@ -226,24 +233,26 @@ def show(rollout_id: str, data_dir: Path | None, store: str | None, as_json: boo
 
 @dataclass(frozen=True)
 class _Details:
-    """Verdicts and output of a rollout's attempts, from the trace store."""
+    """Verdicts, output and feedback of a rollout's attempts, from the trace store."""
 
     verdicts: dict[str, Verdict] = field(default_factory=dict[str, Verdict])
     figures: dict[str, AttemptFigures] = field(default_factory=dict[str, "AttemptFigures"])
     printed: dict[tuple[str, str], str] = field(default_factory=dict[tuple[str, str], str])
+    evaluations: Sequence[StoredEvaluation] = ()
     problem: str = ""
 
 
 async def _read_details(opened: Store, item: Rollout, attempts: Sequence[Attempt]) -> _Details:
-    """Read verdicts and output of ended attempts. An unavailable trace store is reported, so that the queue's part is still shown."""
+    """Read verdicts, output and feedback of ended attempts. Why they cannot be read is reported: the queue's part is shown all the same."""
     try:
         traces = await opened.traces([item], deadline_seconds=0)
         printed = await opened.reader.printed(item.rollout_id)
         figures = {each.attempt_id: each for each in await opened.reader.figures(list(attempts))}
+        evaluations = await opened.evaluations(item.rollout_id)
     except AglError as error:
         return _Details(problem=str(error))
     over = {attempt.attempt_id for attempt in attempts if attempt.status not in OPEN or item.status in FINISHED}
-    return _Details({key[1]: verdict for key, verdict in traces.verdicts.items() if key[1] in over}, figures, printed)
+    return _Details({key[1]: verdict for key, verdict in traces.verdicts.items() if key[1] in over}, figures, printed, evaluations)
 
 
 def _print_attempt(console: Console, attempt: Attempt, seen: _Details) -> None:
@@ -256,6 +265,8 @@ def _print_attempt(console: Console, attempt: Attempt, seen: _Details) -> None:
     said = [Text(f"  {printable(each)}", "dim") for each in notes]
     for line in (head, Text(f"  {_times(attempt)}", "dim"), *(verdict_lines(verdict) if verdict else ()), *said):
         console.print(line)
+    for line in feedback_lines(seen.evaluations, attempt.attempt_id):
+        console.print(line, soft_wrap=True)
     printed = {stream: text for (attempt_id, stream), text in seen.printed.items() if attempt_id == attempt.attempt_id}
     for title, text in {"error": attempt.error, **printed}.items():
         if text:
@@ -276,9 +287,12 @@ def _text(value: object) -> str:
 
 
 async def one_rollout(store: Store, part: str) -> Rollout:
-    """Return the rollout with this id, or the only one whose id contains it. Raises NotFoundError."""
+    """Return the rollout with this id, the only one whose id contains it, or that of this trace or conversation. Raises NotFoundError."""
     queue = store.queue
     page = await queue.query_rollouts(rollout_id_in=[part]) or await queue.query_rollouts(rollout_id_contains=part, limit=2)
+    if not page:
+        _, ids = await rollouts_named_by(part, store.reader)
+        page = await queue.query_rollouts(rollout_id_in=ids) if len(ids) == 1 else page
     if not page:
         raise await not_in_queue(part, store.reader)
     if len(page) != 1:

@@ -47,7 +47,7 @@ def show(rollout_id: str, data_dir: Path | None, store: str | None, messages: bo
     A model call that both agent and proxy recorded is one node, and so is the HTTP client's span between them (POST). Seals are left out,
     too; --json and `agl-otel traces sql` have every span.
 
-    ROLLOUT_ID may be shortened to any part that only one rollout has.
+    ROLLOUT_ID may be shortened to any part that only one rollout has, or be the id of a trace or conversation.
     """
     settings = settings_for(data_dir, store)
     setup_logging()
@@ -77,11 +77,13 @@ async def show_rollout(
     page = await store.find_spans(SpanQuery(rollout_id=rollout.rollout_id, limit=limit))
     spans = list(page)
     attempts = await store.queue.query_attempts([rollout.rollout_id])
+    evaluations = await store.evaluations(rollout.rollout_id)
     if as_json:
         verdicts = [verdict.model_dump() for verdict in found.verdicts.values()]
         content: dict[str, Any] = {
             "rollout": rollout.model_dump(mode="json", exclude={"token"}),
             "verdicts": verdicts,
+            "feedback": [each.model_dump(mode="json") for each in evaluations],
             "spans_total": page.total,
         }
         print_json({**content, "spans": [span.model_dump(mode="json") for span in (expand_spans(spans) if messages else spans)]})
@@ -90,7 +92,8 @@ async def show_rollout(
     for attempt in attempts:
         own = [span for span in spans if span.attempt_id == attempt.attempt_id]
         verdict = found.verdicts.get((rollout.rollout_id, attempt.attempt_id))
-        (console or open_console()).print(attempt_tree(rollout, attempt, own, verdict, messages=messages, sampling=sampling))
+        tree = attempt_tree(rollout, attempt, own, verdict, messages=messages, sampling=sampling, evaluations=evaluations)
+        (console or open_console()).print(tree)
     if page.total > len(spans):
         click.echo(
             f"these are the first {len(spans)} of {page.total} spans: --limit -1 shows all, `agl-otel traces sql` counts and searches"

@@ -5,7 +5,7 @@ Up to OpenTelemetry 1.36 each message is a record; from 1.37 on one record may h
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Iterator, Mapping, Sequence, Set
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from typing import Any, Final
 
 from agl_otel.types import Event, Span
@@ -54,52 +54,46 @@ def with_records(spans: Sequence[Span], records: Iterable[Mapping[str, Any]]) ->
 def with_evaluations(spans: Sequence[Span], records: Iterable[Mapping[str, Any]], *, whole: bool) -> list[Span]:
     """Add evaluations that are log records to their spans, as events.
 
-    A record's span is that with its ids, else that of the model call whose response it names, else, if `spans` are whole attempts, the
-    first of its attempt; of an attempt without spans one of its own, whose ids are empty. A record is a mapping with `rollout_id`,
-    `attempt_id`, `trace_id`, `span_id`, `response_id` and `event`.
+    A record's span is that with its ids, else that of the model call whose response it names. Any other is of its attempt
+    (`is_of_attempt`), and on the first span of it if `spans` are whole attempts; of an attempt without spans on one of its own, whose ids
+    are empty. A record is a mapping with `rollout_id`, `attempt_id`, `trace_id`, `span_id`, `response_id` and `event`.
     """
     keys = [
         (span.rollout_id, span.attempt_id, span.trace_id, span.span_id, str(span.attributes.get(conventions.RESPONSE_ID, "")))
         for span in spans
     ]
     added: dict[int, list[Event]] = {}
-    records = list(records)
-    for record, place in evaluated(keys, records, whole=whole):
-        added.setdefault(place, []).append(record["event"])
+    first = {key[:2]: place for place, key in reversed([*enumerate(keys)])}
+    alone: dict[tuple[str, str], list[Event]] = {}
+    for record, place in evaluated(keys, records):
+        if place is not None:
+            added.setdefault(place, []).append(record["event"])
+        elif whole:
+            attempt = (record["rollout_id"], record["attempt_id"])
+            events = added.setdefault(first[attempt], []) if attempt in first else alone.setdefault(attempt, [])
+            events.append(record["event"].model_copy(update={"is_of_attempt": True}))
     found = [
         span.model_copy(update={"events": [*span.events, *added[place]]}) if place in added else span for place, span in enumerate(spans)
     ]
-    return found + _of_records_alone({key[:2] for key in keys}, records) if whole else found
-
-
-def _of_records_alone(known: Set[tuple[str, ...]], records: Iterable[Mapping[str, Any]]) -> list[Span]:
-    """Return a span for each attempt that is not `known`, with its evaluations."""
-    alone: dict[tuple[str, str], list[Event]] = {}
-    for record in records:
-        if (key := (record["rollout_id"], record["attempt_id"])) not in known:
-            alone.setdefault(key, []).append(record["event"])
-    return [
+    return found + [
         Span(rollout_id=rollout, attempt_id=attempt, sequence_id=0, trace_id="", span_id="", name=conventions.EVALUATION, events=events)
         for (rollout, attempt), events in alone.items()
     ]
 
 
 def evaluated(
-    keys: Sequence[tuple[str, str, str, str, str]], records: Iterable[Mapping[str, Any]], *, whole: bool
-) -> Iterator[tuple[Mapping[str, Any], int]]:
-    """Yield each record of `with_evaluations` with the place of its span in `keys`: (rollout, attempt, trace, span, response id)."""
+    keys: Sequence[tuple[str, str, str, str, str]], records: Iterable[Mapping[str, Any]]
+) -> Iterator[tuple[Mapping[str, Any], int | None]]:
+    """Yield each record of `with_evaluations` with the place of its span, if any, in `keys`: (rollout, attempt, trace, span, response)."""
     places: dict[tuple[str, ...], int] = {}
     for place, (*attempt, trace_id, span_id, response) in enumerate(keys):
         places.setdefault((*attempt, trace_id, span_id), place)
         if response:
             places.setdefault((*attempt, response), place)
-        if whole:
-            places.setdefault((*attempt,), place)
     for record in records:
         attempt = (record["rollout_id"], record["attempt_id"])
-        wanted = ((*attempt, record["trace_id"], record["span_id"]), (*attempt, record["response_id"]), attempt)
-        if found := [places[key] for key in wanted if key in places]:
-            yield record, found[0]
+        wanted = ((*attempt, record["trace_id"], record["span_id"]), (*attempt, record["response_id"]))
+        yield record, next((places[key] for key in wanted if key in places), None)
 
 
 def _with(span: Span, events: Sequence[Event], details: Mapping[str, Any]) -> Span:

@@ -65,6 +65,8 @@ class Evaluation(NamedTuple):
     """The id of the model call's response that it is about; empty: its span says what it is about."""
     is_record: bool
     """Whether it was sent as a log record, which counts whatever its span is."""
+    is_of_attempt: bool
+    """Whether it is of the whole attempt, and of no call."""
 
 
 def place_of(time: int, name: str, value: float) -> tuple[int, str, bool, float]:
@@ -77,11 +79,16 @@ def last_of(evaluations: Iterable[Evaluation]) -> Evaluation | None:
     return max(evaluations, key=lambda each: place_of(*each[:3]), default=None)
 
 
-def evaluations_of(span: Readable) -> list[Evaluation]:
-    """Return the evaluations with a number on a span, the last first; events of a span with reward values of ours repeat those."""
+def evaluation_events(span: Readable) -> list[Any]:
+    """Return the events of a span that are evaluations; those of a span with reward values of ours repeat them, and are left out."""
     repeats = any((match := _DIMENSION.fullmatch(key)) and match[2] == "value" for key in attributes_of(span))
-    made = [_evaluation(event) for event in getattr(span, "events", None) or () if event.name == conventions.EVALUATION]
-    found = [each for each in made if each is not None and (each.is_record or not repeats)]
+    events = [event for event in getattr(span, "events", None) or () if event.name == conventions.EVALUATION]
+    return [event for event in events if not repeats or getattr(event, "is_record", False)]
+
+
+def evaluations_of(span: Readable) -> list[Evaluation]:
+    """Return the evaluations with a number on a span, the last first."""
+    found = [each for each in map(_evaluation, evaluation_events(span)) if each is not None]
     return sorted(found, key=lambda each: place_of(*each[:3]), reverse=True)
 
 
@@ -90,6 +97,8 @@ def evaluations_by_call(spans: Iterable[Readable]) -> dict[str, Evaluation]:
     found: dict[str, list[Evaluation]] = {}
     for span in spans:
         for each in _counted(span):
+            if each.is_of_attempt:
+                continue
             response = each.response_id or str(attributes_of(span).get(conventions.RESPONSE_ID, ""))
             for key in {str(getattr(span, "span_id", "")), response} - {""}:
                 found.setdefault(key, []).append(each)
@@ -103,15 +112,20 @@ def _counted(span: Readable) -> list[Evaluation]:
 
 def _evaluation(event: Any) -> Evaluation | None:
     attributes: Mapping[str, Any] = event.attributes or {}
-    value = number_of(attributes.get(conventions.EVALUATION_SCORE))
-    if value is None:
-        value = LABELS.get(str(attributes.get(conventions.EVALUATION_LABEL)).lower())
+    value = score_of(attributes)
     if value is None:
         return None
     time = getattr(event, "time_unix_nano", None) or event.timestamp or 0
     name, response = (str(attributes.get(key, "")) for key in (conventions.EVALUATION_NAME, conventions.RESPONSE_ID))
     nanoseconds = time if isinstance(time, int) else int(time * 10**9)  # the SDK's are nanoseconds
-    return Evaluation(nanoseconds, name, value, response, bool(getattr(event, "is_record", False)))
+    is_record, is_of_attempt = (bool(getattr(event, key, False)) for key in ("is_record", "is_of_attempt"))
+    return Evaluation(nanoseconds, name, value, response, is_record, is_of_attempt)
+
+
+def score_of(attributes: Mapping[str, Any]) -> float | None:
+    """Return the number of an evaluation, or that which its label stands for; None without either."""
+    value = number_of(attributes.get(conventions.EVALUATION_SCORE))
+    return LABELS.get(str(attributes.get(conventions.EVALUATION_LABEL)).lower()) if value is None else value
 
 
 def get_rewards_from_span(span: Readable) -> list[RewardPydanticModel]:

@@ -12,11 +12,12 @@ from typing import Any, Final, NamedTuple
 from pydantic import ValidationError
 
 from agl_otel.errors import NotFoundError, UsageError
+from agl_otel.spans.feedback import stored_evaluation
 from agl_otel.store.connections import Connected, Connection
 from agl_otel.store.otlp import id_bytes, unix_nano
 from agl_otel.traces.names import names_in
 from agl_otel.traces.sql import named_query
-from agl_otel.types.feedback import Feedback, GivenFeedback
+from agl_otel.types.feedback import Feedback, GivenFeedback, StoredEvaluation
 from agl_otel.types.model import describe_invalid
 from agl_otel.types.scores import AGENT, RUNNER
 from agl_otel_hook import conventions
@@ -30,7 +31,6 @@ class _Place(NamedTuple):
     rollout_id: str = ""
     attempt_id: str = ""
     trace_id: str = ""
-    span_id: str = ""
 
 
 class Feedbacks(Connected):
@@ -54,6 +54,10 @@ class Feedbacks(Connected):
         asked = {"rollouts": list(rollout_ids), "sources": sorted(sources or ()), "runner": RUNNER, "agent": AGENT}
         rows = await connection.reader.query(named_query("rewarded"), params={**names_in("rewarded"), **asked})
         return {row["RolloutId"] for row in rows}
+
+    async def evaluations(self, rollout_id: str) -> list[StoredEvaluation]:
+        """Return the evaluations of a rollout that came as log records, feedback among them, by attempt and time, without a barrier."""
+        return [stored_evaluation(record) for record in await (await self._open()).reader.evaluations([rollout_id])]
 
     async def add_feedback(self, feedback: Feedback) -> GivenFeedback:
         """Store feedback, as `add_reward` does.
@@ -81,7 +85,7 @@ async def _place_of(connection: Connection, feedback: Feedback) -> _Place:
         (latest,) = rows
         if latest["RolloutId"]:
             return _Place(latest["RolloutId"], latest["AttemptId"])
-        return _Place(trace_id=latest["TraceId"], span_id=latest["SpanId"])  # the late pass finds the trace's rollout
+        return _Place(trace_id=latest["TraceId"])  # the late pass finds the trace's rollout
     return _Place()  # the late pass finds the response's call
 
 
@@ -122,7 +126,6 @@ def _request(feedback: Feedback, place: _Place) -> bytes:
         event_name=conventions.EVALUATION,
         attributes=attributes,
         trace_id=id_bytes(place.trace_id, 16, "trace id") if place.trace_id else b"",
-        span_id=id_bytes(place.span_id, 8, "span id") if place.span_id else b"",
     )
     scope = ScopeLogs(scope=InstrumentationScope(name=SCOPE), log_records=[record])
     return ExportLogsServiceRequest(resource_logs=[ResourceLogs(scope_logs=[scope])]).SerializeToString()

@@ -271,13 +271,14 @@ class OutlineSpan(Model):
     events: int
 
 
-def outline(rows: Sequence[Mapping[str, Any]], records: Sequence[Mapping[str, Any]], *, whole: bool) -> list[OutlineSpan]:
-    """Convert rows of sql/outline.sql; `records` are the rollout's evaluations, `whole`: these are all spans of its attempts."""
+def outline(rows: Sequence[Mapping[str, Any]], records: Sequence[Mapping[str, Any]]) -> list[OutlineSpan]:
+    """Convert rows of sql/outline.sql; `records` are the rollout's evaluations: those of no span are left out."""
     rollout_id = records[0]["rollout_id"] if records else ""
     keys = [(rollout_id, row["AttemptId"], row["TraceId"], row["SpanId"], row["ResponseId"]) for row in rows]
     added: dict[int, list[Mapping[str, Any]]] = {}
-    for record, place in evaluated(keys, records, whole=whole):
-        added.setdefault(place, []).append(record["row"])
+    for record, place in evaluated(keys, records):
+        if place is not None:
+            added.setdefault(place, []).append(record["row"])
     return [_outline_span(row, added.get(place, ())) for place, row in enumerate(rows)]
 
 

@@ -8,6 +8,7 @@ columns.
 from __future__ import annotations
 
 import asyncio
+import functools
 import importlib
 import json
 import logging
@@ -70,6 +71,9 @@ TOO_LARGE: Final = frozenset({158, 173, 241, 307, 396})
 """ClickHouse's error codes for limits of rows, bytes and memory: a read of fewer rollouts may succeed, as after TIMED_OUT."""
 OF_ALL: Final = "(total)"  # marks the limit on a whole server's memory, which other queries use up
 UNREADABLE: Final = "its spans cannot be read, because they are more than one read may take"
+SHOWN_LABELS: Final = 5
+WARNED_LABELS: Final = 1_000
+"""So many sets of labels are remembered as logged."""
 _log = logging.getLogger(__name__)
 
 
@@ -194,8 +198,12 @@ class TraceReader:
         rows = await self.query(named_query("trace_rollouts"), params={"traces": list(trace_ids)})
         return [row["RolloutId"] for row in rows]
 
-    async def named_by(self, name: str) -> list[tuple[Literal["trace", "rollout"], str]]:
-        """Return what an id names in the trace store: ("trace", the rollout of some of its spans, or empty), ("rollout", itself)."""
+    async def named_by(self, name: str) -> list[tuple[Literal["trace", "rollout", "conversation"], str]]:
+        """Return what an id names in the trace store, as (kind, rollout).
+
+        It is a trace, with at most two rollouts of its spans (an empty one: spans without ids), a conversation, with the rollout that
+        continued it last, or a rollout.
+        """
         rows = await self.query(named_query("named_by"), params={"id": name, "limit": 2})
         return [(row["Kind"], row["RolloutId"]) for row in rows]
 
@@ -311,7 +319,7 @@ class TraceReader:
         given = {**_params("outline", [rollout_id]), "attempt_id": attempt_id, "limit": limit, "offset": offset}
         rows, records = await asyncio.gather(self.query(named_query("outline"), params=given), self.evaluations([rollout_id]))
         total = int(rows[0]["Total"]) if rows else 0
-        return joined(outline(rows, records, whole=len(rows) == total)), total
+        return joined(outline(rows, records)), total
 
     async def sql(self, query: str, *, limit: int) -> dict[str, Any]:
         """Run a user's query; return ClickHouse's JSONCompact: `meta` (name and type of each column) and `data` (at most `limit` rows).
@@ -398,7 +406,7 @@ class TraceReader:
             )  # fmt: skip
         rewarded = reward_rows(table)
         if labels := sum(unread_labels(rewarded).values(), Counter[str]()):
-            _log.warning("%d evaluations have no score, and labels that are no number: %s", labels.total(), dict(labels.most_common(5)))
+            _warn_of(frozenset(labels))
         calls = call_columns(table)
         read = [each for each in (ids if texts else rollouts_to_read(calls)) if each not in unread]
         contents = None
@@ -562,6 +570,16 @@ def _verdicts(facts: ReadFacts, attempts: Sequence[Attempt], silent: Mapping[str
         key: verdict if verdict.kind == "complete" else verdict.model_copy(update={"kind": "incomplete", "reasons": verdict.reasons + why})
         for key, verdict in decided.items()
     }
+
+
+@functools.lru_cache(WARNED_LABELS)
+def _warn_of(labels: frozenset[str]) -> None:
+    """Log labels of evaluations that count for nothing, once for each set of them; the figures of an attempt count them."""
+    _log.warning(
+        "evaluations without a score have labels that are no number, and are no rewards: %s; `pass`, `fail` and others count "
+        "(docs/otlp.md#evaluations)",
+        ", ".join(map(repr, sorted(labels)[:SHOWN_LABELS])),
+    )
 
 
 def _unreadable(verdict: Verdict, why: str) -> Verdict:

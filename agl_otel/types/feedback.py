@@ -82,6 +82,28 @@ class Feedback(Model):
         return self
 
 
+class StoredEvaluation(Model):
+    """An evaluation that was sent as a log record, feedback among them."""
+
+    attempt_id: str
+    span_id: str
+    """The span that it is of; empty: the call of `response_id`, and without that the whole attempt."""
+    response_id: str
+    id: str
+    """The id of the feedback; empty where an evaluator sent the record itself."""
+    time: float
+    name: str
+    value: float | None
+    """The reward; of a known label its number. None where there is none, or it does not count (types/scores.py)."""
+    label: str
+    text: str
+    correction: str
+    source: str
+    rubric: str
+    words: str
+    """All of it in one sentence."""
+
+
 class GivenFeedback(Model):
     """Feedback that was stored."""
 

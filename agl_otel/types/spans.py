@@ -105,6 +105,8 @@ class Event(_Open):
     time_unix_nano: int | None = None
     is_record: bool = False
     """Whether it was sent as a log record in the context of its span."""
+    is_of_attempt: bool = False
+    """Whether it is an evaluation of the whole attempt, which is on its first span because it has no other."""
 
     @classmethod
     def from_opentelemetry(cls, src: otel_sdk.Event) -> Event:

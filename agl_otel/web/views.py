@@ -24,6 +24,7 @@ from agl_otel.store import Store
 from agl_otel.traces.figures import AttemptFigures, CurvePoint, OutlineSpan
 from agl_otel.traces.span_query import SpanQuery
 from agl_otel.types import Model, PaginatedResult, ResourcesUpdate, Run, Span, TrainingRun, TrainingStep
+from agl_otel.types.feedback import StoredEvaluation
 from agl_otel.web.curves import Curves
 from agl_otel.web.routes import Page, PageOf, Route, Strict, params_of, require_found
 
@@ -299,6 +300,14 @@ async def _read(store: Store, rollout_id: str, attempt_id: str | None) -> tuple[
     return list(first), max(0, first.total - len(first))
 
 
+async def _evaluations(store: Store, request: web.Request) -> Any:
+    rollout_id = request.match_info["rollout_id"]
+    found = await store.evaluations(rollout_id)
+    if not found:
+        await _must_exist(store, rollout_id, None)
+    return found
+
+
 async def _conversation(store: Store, request: web.Request) -> Any:
     params = await params_of(request, _Calls)
     spans, left_out = await _read(store, request.match_info["rollout_id"], params.attempt_id)
@@ -452,6 +461,14 @@ VIEWS: Final = (
         list[AttemptFigures],
     ),
     Route("GET", "/rollouts/{rollout_id}/outline", _outline, "Spans without message content, by time.", _OfAttempt, Outline),
+    Route(
+        "GET",
+        "/rollouts/{rollout_id}/evaluations",
+        _evaluations,
+        "Evaluations that came as log records, feedback among them.",
+        None,
+        list[StoredEvaluation],
+    ),
     Route("GET", "/rollouts/{rollout_id}/conversation", _conversation, "Model calls with their messages.", _Calls, Conversation),
     Route("GET", "/rollouts/{rollout_id}/tokens", _tokens, "Token ids and log-probs of a model call.", _Tokens, Tokens),
     Route("GET", "/resources/{resources_id}/versions", _versions, "All versions of a set.", Page, PageOf[ResourcesUpdate]),

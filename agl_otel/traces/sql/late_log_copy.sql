@@ -1,4 +1,5 @@
--- Copy log records of some traces that are stored without ids, with those of the attempt that opened the trace, else of their own span.
+-- Copy log records of some traces that are stored without ids, with those of the attempt that opened the trace, else of their own span;
+-- evaluations of no span with those of the trace's only attempt.
 INSERT INTO otel.otel_logs
 WITH known AS (
   SELECT TraceId, SpanId, RolloutId, AttemptId,
@@ -21,13 +22,16 @@ FROM (
 ) AS source
 INNER JOIN (
   SELECT own.TraceId AS TraceId, own.SpanId AS SpanId,
-    if(length(openers.ids) = 1, openers.ids[1], (k.RolloutId, k.AttemptId)) AS ids
+    multiIf(length(openers.ids) = 1, openers.ids[1], own.SpanId = '' AND length(openers.all) = 1, openers.all[1],
+      (k.RolloutId, k.AttemptId)) AS ids,
+    own.SpanId = '' AND length(openers.ids) != 1 AS IsOnly
   FROM (
     SELECT DISTINCT TraceId, SpanId FROM otel.otel_logs WHERE RolloutId = '' AND TraceId IN {traces:Array(String)}
   ) AS own
   LEFT JOIN known AS k ON own.TraceId = k.TraceId AND own.SpanId = k.SpanId
   LEFT JOIN (
-    SELECT TraceId, groupUniqArray(2)((RolloutId, AttemptId)) AS ids FROM known WHERE Opens GROUP BY TraceId
+    SELECT TraceId, groupUniqArrayIf(2)((RolloutId, AttemptId), Opens) AS ids, groupUniqArray(2)((RolloutId, AttemptId)) AS all
+    FROM known GROUP BY TraceId
   ) AS openers ON own.TraceId = openers.TraceId
 ) AS found ON source.TraceId = found.TraceId AND source.SpanId = found.SpanId
-WHERE found.ids.1 != ''
+WHERE found.ids.1 != '' AND (NOT found.IsOnly OR notEmpty(source.Rewards))

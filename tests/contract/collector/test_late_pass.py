@@ -364,6 +364,20 @@ def evaluated(late_store: LateStore) -> list[Any]:
     )
 
 
+@pytest.mark.parametrize("others", [(), ("ro-2",)])
+async def test_a_record_of_no_span_is_of_the_only_attempt_in_its_trace(others: tuple[str, ...], late_store: LateStore) -> None:
+    """As feedback on a conversation is that was not adopted yet."""
+    trace = f"{7:032x}"
+    spans = [span(number, 9, rollout, "at-1") for number, rollout in enumerate(("ro-1", *others), 1)]
+    await late_store.store([{**each, "traceId": trace} for each in spans])
+    stamp = f"{late_store.clock.now - 20:.3f}"
+    values = {"EventName": conventions.EVALUATION, "LogAttributes": {conventions.EVALUATION_SCORE: "0"}}
+    row = {"Timestamp": stamp, "ReceivedAt": stamp, "TraceId": trace, "BatchId": 99, "BatchPos": 1, **values}
+    late_store.engine.insert("otel.otel_logs", [*row], [json.dumps(row).encode()])
+    assert (await late_store.run())["logs"] == (0 if others else 1)
+    assert evaluated(late_store) == ([] if others else [["0", "ro-1", "at-1"]])
+
+
 async def test_evaluations_of_no_trace_follow_the_response_that_they_name_once(late_store: LateStore) -> None:
     """An evaluator that knows only the responses: OpenTelemetry has it name them."""
     await late_store.store([answered(1, "r1", "ro-1"), answered(2, "r2", "ro-2"), answered(3, "r1", "ro-1")])

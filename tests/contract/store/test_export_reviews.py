@@ -72,7 +72,7 @@ def test_pairs_are_made_by_the_mean_of_the_last_reviews_under_a_rubric(store: Li
             await reviewed(store, "a", "other rubric", {"source": "ann", "value": 0, "rubric": "tone@2"}),
             await reviewed(store, "a", "not sure", {"source": "ann", "label": "not sure"}),
             await reviewed(store, "b", "alike", {"source": "ann", "value": 1}),
-            await reviewed(store, "b", "alike, too", {"source": "ann", "value": 1}, {"source": "", "value": 0}),
+            await reviewed(store, "b", "alike, too", {"source": "ann", "value": 1}),
         ]
 
     made = asyncio.run(fill())

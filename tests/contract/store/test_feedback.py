@@ -10,6 +10,8 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+from opentelemetry.proto.collector.logs.v1.logs_service_pb2 import ExportLogsServiceRequest
+from opentelemetry.proto.logs.v1.logs_pb2 import LogRecord, ResourceLogs, ScopeLogs
 
 from agl_otel.cli import main
 from agl_otel.errors import NotFoundError, UsageError
@@ -17,7 +19,7 @@ from agl_otel.spans.rewards import find_final_reward
 from agl_otel.store import LightningStore
 from agl_otel.types import AttemptedRollout
 from agl_otel_hook import conventions
-from tests.contract.collector.otlp import request_of, span
+from tests.contract.collector.otlp import attributes, request_of, span
 from tests.contract.store.test_spans import span_of
 
 
@@ -28,9 +30,9 @@ async def test_a_reward_for_an_attempt_that_has_ended_is_its_reward(store: Light
     assert (given.rollout_id, given.attempt_id, given.is_new) == (begun.rollout_id, begun.attempt.attempt_id, True)
     assert find_final_reward(await store.spans(begun.rollout_id)) == 0.25
     (record,) = await store.reader.evaluations([begun.rollout_id])
-    attributes = record["event"].attributes
+    found = record["event"].attributes
     wanted = {conventions.FEEDBACK_ID: "one", conventions.FEEDBACK_SOURCE: "ann", conventions.FEEDBACK_RUBRIC: "tone v2"}
-    assert wanted.items() <= attributes.items() and attributes[conventions.EVALUATION_TEXT] == "too short"
+    assert wanted.items() <= found.items() and found[conventions.EVALUATION_TEXT] == "too short"
 
 
 @pytest.mark.parametrize(
@@ -64,18 +66,25 @@ async def test_feedback_on_a_conversation_is_for_the_attempt_that_continued_it_l
     await store.add_span(span_of(begun, sequence=1, attributes={conventions.CONVERSATION_ID: conversation}))
     given = await store.add_reward(1, conversation_id=conversation)
     assert (given.rollout_id, given.attempt_id) == (begun.rollout_id, begun.attempt.attempt_id)
-    assert find_final_reward(await store.spans(begun.rollout_id)) == 1.0
+    spans = await store.spans(begun.rollout_id)
+    assert find_final_reward(spans) == 1.0
+    assert [event.is_of_attempt for span in spans for event in span.events] == [True]
+    (of_call,) = (await store.reader.outline(begun.rollout_id, limit=10))[0]
+    assert of_call.rewards == {}, "it is of the attempt, not of the span that happens to be its first"
 
 
-async def test_feedback_on_a_conversation_of_no_attempt_yet_lies_on_its_latest_span(store: LightningStore) -> None:
+async def test_feedback_on_a_conversation_of_no_attempt_yet_is_of_its_trace_and_of_no_span(store: LightningStore) -> None:
     request = request_of([span("turn", {conventions.CONVERSATION_ID: "adopted later"})])
     writer = (await store._open()).writer  # pyright: ignore[reportPrivateUsage]
     await writer.write([request.SerializeToString()])
     given = await store.add_reward(0.5, conversation_id="adopted later", id="of-a-trace")
     assert (given.rollout_id, given.attempt_id) == (None, None)
-    sql = f"SELECT hex(unhex(TraceId)) AS Trace, RolloutId FROM otel_logs WHERE LogAttributes['{conventions.FEEDBACK_ID}'] = 'of-a-trace'"
+    what = "hex(unhex(TraceId)) AS Trace, SpanId, RolloutId"
+    sql = f"SELECT {what} FROM otel_logs WHERE LogAttributes['{conventions.FEEDBACK_ID}'] = 'of-a-trace'"
     trace_id = request.resource_spans[0].scope_spans[0].spans[0].trace_id.hex().upper()
-    assert await store.reader.query(sql) == [{"Trace": trace_id, "RolloutId": ""}], "the late pass gives it the trace's attempt"
+    assert await store.reader.query(sql) == [{"Trace": trace_id, "SpanId": "", "RolloutId": ""}], (
+        "the late pass gives it the trace's attempt"
+    )
 
 
 async def test_feedback_on_a_response_waits_for_the_collector_to_find_its_call(store: LightningStore) -> None:
@@ -142,6 +151,37 @@ def test_the_command_gives_feedback_on_a_part_of_an_id_and_from_a_file(
 
     found = asyncio.run(stored())
     assert [record["event"].attributes[conventions.FEEDBACK_ID] for record in found] == ["first", "line-0", "line-1", "line-2"]
+
+
+@pytest.fixture
+async def rated(store: LightningStore, begun: AttemptedRollout) -> AttemptedRollout:
+    """A rollout with feedback on its attempt, and on a call of it."""
+    await store.add_span(span_of(begun, sequence=1, attributes={conventions.RESPONSE_ID: "r1"}))
+    await store.add_reward(0.5, rollout_id=begun.rollout_id, source="ann", rubric="tone@2", text="too short", correction="Try again.")
+    values = {conventions.EVALUATION_NAME: "judge", conventions.EVALUATION_LABEL: "pass", conventions.RESPONSE_ID: "r1"}
+    values |= {conventions.ROLLOUT_ID: begun.rollout_id, conventions.ATTEMPT_ID: begun.attempt.attempt_id}
+    judged = LogRecord(event_name=conventions.EVALUATION, attributes=attributes(values), time_unix_nano=time.time_ns())
+    request = ExportLogsServiceRequest(resource_logs=[ResourceLogs(scope_logs=[ScopeLogs(log_records=[judged])])])
+    await (await store._open()).writer.write_logs(request.SerializeToString())  # pyright: ignore[reportPrivateUsage]
+    return begun
+
+
+@pytest.mark.parametrize(("command_of", "about"), [("traces", ""), ("rollouts", "  on call r1")])
+def test_what_feedback_says_is_shown(
+    command_of: str, about: str, store: LightningStore, rated: AttemptedRollout, capsys: pytest.CaptureFixture[str]
+) -> None:
+    def shown(*more: str) -> str:
+        with pytest.raises(SystemExit):
+            main([command_of, "show", rated.rollout_id, *more, "--store", store._source.address()])  # pyright: ignore[reportPrivateUsage]
+        return capsys.readouterr().out
+
+    lines = shown().splitlines()
+    assert '  feedback = 0.5 by ann (tone@2): "too short"; should have been "Try again."' in lines
+    (of_call,) = [line for line in lines if "judge" in line]
+    assert of_call.endswith(f"judge = 1 (pass){about}")
+    given = {each["name"]: each for each in json.loads(shown("--json"))["feedback"]}
+    assert (given["feedback"]["text"], given["feedback"]["correction"], given["feedback"]["source"]) == ("too short", "Try again.", "ann")
+    assert (given["judge"]["response_id"], given["judge"]["value"], given["feedback"]["span_id"]) == ("r1", 1.0, "")
 
 
 @pytest.mark.parametrize(

@@ -96,14 +96,26 @@ def test_a_list_of_rollouts_has_verdicts_and_rewards_on_lines_of_80_columns_and_
     assert (len(line) <= 80, "by the books of the port?" in line, "queued" in heading) == (not whole, whole, whole)
 
 
-async def send(store: LightningStore, trace: bytes, rollout_id: str = "") -> None:
+@pytest.mark.parametrize("command", [("traces", "show"), ("rollouts", "show"), ("feedback",)])
+@pytest.mark.parametrize("name", ["trace", "conversation"])
+def test_the_id_of_a_trace_or_conversation_names_its_rollout(
+    store: LightningStore, strays: Strays, command: tuple[str, ...], name: str, capsys: pytest.CaptureFixture[str]
+) -> None:
+    given = [strays.known if name == "trace" else strays.conversation, *(["1"] if command == ("feedback",) else [])]
+    with pytest.raises(SystemExit):
+        main([*command, *given, "--store", store._source.address()])  # pyright: ignore[reportPrivateUsage]
+    assert strays.rollout_of_known in capsys.readouterr().out
+
+
+async def send(store: LightningStore, trace: bytes, rollout_id: str = "", conversation: str = "") -> None:
     headers = {"Content-Type": "application/x-protobuf", conventions.HEADER_ACK: "stored"}
+    made = request_of([span(values={conventions.CONVERSATION_ID: conversation} if conversation else {}, trace=trace)])
     if rollout_id:
         headers[conventions.HEADER_ROLLOUT_ID] = rollout_id
     (collector,) = (await (await store.open()).queue.describe()).collectors
     async with (
         aiohttp.ClientSession(raise_for_status=True) as session,
-        session.post(f"{collector}/v1/traces", data=request_of([span(trace=trace)]).SerializeToString(), headers=headers),
+        session.post(f"{collector}/v1/traces", data=made.SerializeToString(), headers=headers),
     ):
         pass
 
@@ -115,6 +127,7 @@ class Strays:
     alone: str
     known: str
     rollout_of_known: str
+    conversation: str
     stray: str = "ro-stray"
 
 
@@ -123,9 +136,10 @@ async def strays(store: LightningStore) -> Strays:
     alone, known = os.urandom(16), os.urandom(16)
     begun = await store.start_rollout({"question": 1})
     await send(store, alone)
-    await send(store, known, begun.rollout_id)
+    conversation = f"talk-{known.hex()}"
+    await send(store, known, begun.rollout_id, conversation)
     await send(store, os.urandom(16), "ro-stray")
-    return Strays(alone.hex(), known.hex(), begun.rollout_id)
+    return Strays(alone.hex(), known.hex(), begun.rollout_id, conversation)
 
 
 @pytest.mark.parametrize("command", [("traces", "show"), ("rollouts", "show"), ("export", "x.jsonl", "--rollout")])
@@ -147,6 +161,7 @@ def test_an_id_that_the_queue_does_not_know_is_looked_for_among_the_spans(
 
     by_trace = told(strays.alone.upper())
     assert f"WHERE TraceId = '{strays.alone}'" in by_trace and "AGL_UNIDENTIFIED=adopt" in by_trace
-    assert f"is a trace of rollout {strays.rollout_of_known}: name that" in told(strays.known)
+    if command[0] == "export":
+        assert f"is a trace of rollout {strays.rollout_of_known}: name that" in told(strays.known)
     assert f"WHERE RolloutId = '{strays.stray}'" in told(strays.stray)
     assert "there is no rollout 'ro-nosuch'; `agl-otel rollouts ls`" in told("ro-nosuch")

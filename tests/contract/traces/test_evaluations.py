@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import uuid
 from types import SimpleNamespace
 from typing import Any
 
@@ -177,6 +178,15 @@ async def test_a_label_that_stands_for_no_number_is_counted_and_no_reward(engine
     (figures,) = await reader.figures([attempt()])
     assert figures.unread_labels == {"meh": 2, "so-so": 1}
     assert figures.notes == ["evaluations without a score, whose labels are no number: 2 × 'meh', 1 × 'so-so'"]
+
+
+async def test_labels_that_are_no_number_are_logged_once(engine: TraceStore, reader: TraceReader, caplog: pytest.LogCaptureFixture) -> None:
+    label = f"odd-{uuid.uuid4()}"
+    insert(engine, row(1, **events(evaluation(label), evaluation(label))))
+    for _ in range(2):
+        await reader.traces([rollout()], [attempt()])
+    (said,) = [each.getMessage() for each in caplog.records if label in each.getMessage()]
+    assert "`pass`, `fail`" in said and "docs/otlp.md#evaluations" in said
 
 
 async def test_an_attempt_of_records_alone_has_their_reward(engine: TraceStore, reader: TraceReader) -> None:

@@ -3,13 +3,17 @@
 from __future__ import annotations
 
 import json
+import time
 from pathlib import Path
 from typing import Any
 
 import pytest
+from opentelemetry.proto.collector.logs.v1.logs_service_pb2 import ExportLogsServiceRequest
+from opentelemetry.proto.logs.v1.logs_pb2 import LogRecord, ResourceLogs, ScopeLogs
 
 from agl_otel.web.static import FOLDER, HEADERS
 from agl_otel_hook import conventions
+from tests.contract.collector.otlp import attributes
 from tests.contract.web.browser import built, look
 from tests.contract.web.conftest import OTLP, Web, with_bytes
 
@@ -69,6 +73,17 @@ def begun(web: Web) -> dict[str, Any]:
     for each in spans:
         assert web.rest("POST", "/spans", each).status == 201
     web.rest("POST", f"/rollouts/{made['rollout_id']}/attempts/latest", {"status": "succeeded"})
+    ids = {conventions.ROLLOUT_ID: made["rollout_id"], conventions.ATTEMPT_ID: made["attempt"]["attempt_id"]}
+    said = {
+        conventions.EVALUATION_TEXT: "too short <b>",
+        conventions.FEEDBACK_CORRECTION: "Try again.",
+        conventions.FEEDBACK_RUBRIC: "tone@2",
+    }
+    given = {conventions.EVALUATION_NAME: "feedback", conventions.FEEDBACK_SOURCE: "ann", **said, **ids}
+    record = LogRecord(event_name=conventions.EVALUATION, attributes=attributes(given), time_unix_nano=time.time_ns())
+    record.trace_id, record.span_id = (bytes.fromhex(str(spans[-1][name])) for name in ("trace_id", "span_id"))
+    logs = ExportLogsServiceRequest(resource_logs=[ResourceLogs(scope_logs=[ScopeLogs(log_records=[record])])])
+    assert web.call("POST", "/v1/logs", logs.SerializeToString(), OTLP).status == 200
     web.rest("POST", "/queues/rollouts/enqueue", {"rollouts": [{"input": 1, "mode": "val", "metadata": {"run": RUN, "step": 2}}]})
     return made
 

@@ -182,14 +182,14 @@ def test_a_conversation_counts_repeated_messages_and_tokens_are_whole(web: Web, 
     assert web.rest("GET", f"{path}/tokens", {**asked, "span_id": "none"}).status == 404
 
 
-VIEWS_OF_ONE = ("outline", "conversation", "figures", "tokens?attempt_id=at-none&span_id=none")
+VIEWS_OF_ONE = ("outline", "evaluations", "conversation", "figures", "tokens?attempt_id=at-none&span_id=none")
 
 
 @pytest.mark.parametrize("view", VIEWS_OF_ONE)
 def test_an_unknown_rollout_is_named_and_one_without_spans_is_empty(web: Web, begun: dict[str, Any], view: str) -> None:
     unknown = web.rest("GET", f"/rollouts/ro-none/{view}")
     assert unknown.status == 404 and "'ro-none'" in unknown.json["detail"], unknown
-    if view != "figures":
+    if view not in ("figures", "evaluations"):
         joint = "&" if "?" in view else "?"
         path = f"/rollouts/{begun['rollout_id']}/{view.replace('at-none', 'at-x')}"
         unknown = web.rest("GET", path if "at-x" in path else f"{path}{joint}attempt_id=at-x")

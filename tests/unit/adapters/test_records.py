@@ -129,7 +129,7 @@ def test_dpo_pairs_the_best_and_the_worst_of_one_prompt(conversation: Any) -> No
     assert (pair["rollout_id"], pair["rejected_rollout_id"]) == ("ro-1", "ro-2")
     assert (pair["prompt_ids"], pair["chosen_ids"], pair["rejected_ids"]) == ([1, 2], [3, 4, 5, 6], [9])
     assert (pair["chosen_mask"], pair["rejected_mask"]) == ([1, 0, 1, 1], [1])
-    assert found.refused == {"no_pair": 1}
+    assert found.refused == {"no_other_attempt": 1}
 
 
 def test_reward_may_be_another_dimension(conversation: Any) -> None:

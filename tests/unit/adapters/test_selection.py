@@ -103,7 +103,7 @@ def test_pairs_are_of_one_task(turns: Any) -> None:
     assert [[m["content"] for m in written[name]] for name in ("prompt", "chosen", "rejected")] == [["hello"], ["hi"], ["no"]]
     rollouts = [rollout.model_copy(update={"input": rollout.rollout_id}) for rollout in turns.rollouts]
     found = rows_of(Reading(form="dpo", by_call=True), replace(turns, rollouts=rollouts))
-    assert (found.rows, dict(found.refused)) == ([], {"no_pair": 4})
+    assert (found.rows, dict(found.refused)) == ([], {"no_other_attempt": 4})
 
 
 def test_all_token_rows_have_their_calls_sampling_parameters(turns: Any) -> None:

@@ -109,9 +109,11 @@ def test_agents_are_selected_by_the_nearest_one_around_a_call() -> None:
     assert [t.metadata["agent_name"] for t in TracerTraceToTriplet()(spans)] == ["write", "check", "team"]
 
 
-def evaluated(source: Span, value: float, at: float = 1.0, response: str = "") -> Span:
+def evaluated(source: Span, value: float, at: float = 1.0, response: str = "", **more: bool) -> Span:
     given = {conventions.EVALUATION_NAME: "judge", conventions.EVALUATION_SCORE: value, conventions.RESPONSE_ID: response}
-    return source.model_copy(update={"events": [*source.events, Event(name=conventions.EVALUATION, attributes=given, timestamp=at)]})
+    return source.model_copy(
+        update={"events": [*source.events, Event(name=conventions.EVALUATION, attributes=given, timestamp=at, **more)]}
+    )
 
 
 @pytest.mark.parametrize("adapter", [TracerTraceToTriplet(), LlmProxyTraceToTriplet()], ids=["spans", "proxy"])
@@ -119,6 +121,7 @@ def test_an_evaluation_is_of_the_call_of_its_span_or_of_its_response(adapter: Tr
     """One on an agent's span is of no call, and does not make a judge of the agent."""
     calls = [proxy_call(name, 2 * n + 1, 2 * n + 2, "root", **{conventions.LLM_CALL: n + 1}) for n, name in enumerate("abcd")]
     calls[1] = evaluated(evaluated(calls[1], 0.9, 3), 0.2, 4)
+    calls[2] = evaluated(calls[2], 0.6, 5, is_record=True, is_of_attempt=True)
     root = evaluated(evaluated(span("root", 0, 20), 0.7), 0.1, response="id-a")
     assert [triplet.reward for triplet in adapter([root, *calls, reward("r", 9, 0.4, "root")])] == [0.1, 0.2, None, 0.4]
 

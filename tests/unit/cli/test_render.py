@@ -77,7 +77,32 @@ def test_a_bridge_is_shown_or_why_there_is_none() -> None:
 def test_evaluations_are_highlighted_as_rewards() -> None:
     given = {conventions.EVALUATION_NAME: "judge", conventions.EVALUATION_LABEL: "pass"}
     call = span("call", "a", None, 0).model_copy(update={"events": [Event(name=conventions.EVALUATION, attributes=given, timestamp=1.0)]})
-    assert "judge = 1\n" in rendered([call])
+    assert "judge = 1 (pass)\n" in rendered([call])
+
+
+def feedback_on(on: Span, value: float | None = None, *, of_attempt: bool = False, **fields: str) -> Span:
+    given: dict[str, Any] = {conventions.EVALUATION_NAME: "feedback"} | ({} if value is None else {conventions.EVALUATION_SCORE: value})
+    keys = {"label": conventions.EVALUATION_LABEL, "text": conventions.EVALUATION_TEXT, "correction": conventions.FEEDBACK_CORRECTION}
+    keys |= {"source": conventions.FEEDBACK_SOURCE, "rubric": conventions.FEEDBACK_RUBRIC}
+    given |= {keys[name]: text for name, text in fields.items()}
+    event = Event(name=conventions.EVALUATION, attributes=given, timestamp=1.0, is_record=True, is_of_attempt=of_attempt)
+    return on.model_copy(update={"events": [*on.events, event]})
+
+
+def test_all_that_feedback_says_is_shown_at_its_span() -> None:
+    said = feedback_on(span("chat", "a"), 0.5, source="ann", rubric="tone@2", text="too\nshort\x1b[2J", correction="Try again, please.")
+    line = 'feedback = 0.5 by ann (tone@2): "too short\\x1b[2J"; should have been "Try again, please."'
+    assert line in rendered([said])
+    assert "feedback = meh, which is no reward\n" in rendered([feedback_on(span("chat", "a"), label="meh")])
+    assert 'feedback by bo: "why?"\n' in rendered([feedback_on(span("chat", "a"), source="bo", text="why?")])
+    assert "feedback" not in rendered([feedback_on(span("chat", "a"), 0.5, of_attempt=True)]), "it does not rate this span"
+
+
+def test_feedback_on_the_proxys_span_is_shown_where_both_are_one_node() -> None:
+    agents = span("chat", "a", None, 0, **{"gen_ai.request.model": "m", "gen_ai.response.id": "r1"})
+    proxied = span(conventions.SPAN_LLM, "b", "a", 0, **{"gen_ai.request.model": "m", "gen_ai.response.id": "r1", conventions.LLM_CALL: 1})
+    shown = rendered([agents, feedback_on(proxied, 0.25)])
+    assert shown.count("\n") == 1 and "feedback = 0.25" in shown
 
 
 def test_sampling_that_deviates_from_the_resources_is_marked_as_own() -> None:

@@ -32,6 +32,10 @@ export type Figures = {
   rollout_id: string; attempt_id: string; verdict: Verdict; reward: number | null; rewards: Record<string, number>;
   spans: number; errors: number; calls: number; prompt_tokens: number; response_tokens: number; conversation_ids: string[]; notes: string[];
 };
+export type Evaluation = {
+  attempt_id: string; span_id: string; response_id: string; id: string; time: number; name: string; value: number | null; label: string;
+  text: string; correction: string; source: string; rubric: string; words: string;
+};
 export type Output = { rollout_id: string; text: string };
 export type OutlineSpan = {
   attempt_id: string; sequence_id: number; trace_id: string; span_id: string; parent_id: string; name: string; kind: string; service: string;

@@ -2,7 +2,7 @@
 import { keepPreviousData, useQuery } from "@tanstack/react-query";
 import { useMemo, useState } from "react";
 import { Link, useParams, useSearchParams } from "react-router";
-import { get, id, type Attempt, type Figures, type Outline, type OutlineSpan, type Page, type Rollout as RolloutType } from "../api";
+import { get, id, type Attempt, type Evaluation, type Figures, type Outline, type OutlineSpan, type Page, type Rollout as RolloutType } from "../api";
 import { Badge, Chips, Empty, Head, Json, Problem, Stat, Tabs, Text, useNarrow, useNow } from "../parts/common";
 import { Conversation } from "../parts/conversation";
 import { SpanPanel } from "../parts/span";
@@ -27,6 +27,7 @@ export function Rollout() {
   const again = refreshMs && going ? refreshMs : false;
   const attempts = useQuery({ queryKey: ["attempts", rolloutId], queryFn: ({ signal }) => get<Page<Attempt>>(`${path}/attempts`, {}, signal), refetchInterval: again });
   const figures = useQuery({ queryKey: ["attempt-figures", rolloutId], queryFn: ({ signal }) => get<Figures[]>(`${path}/figures`, {}, signal), refetchInterval: again });
+  const evaluations = useQuery({ queryKey: ["evaluations", rolloutId], queryFn: ({ signal }) => get<Evaluation[]>(`${path}/evaluations`, {}, signal), refetchInterval: again });
   const attemptId = search.get("attempt") ?? rollout.data?.attempt?.attempt_id ?? attempts.data?.items.at(-1)?.attempt_id;
   const attempt = attempts.data?.items.find((each) => each.attempt_id === attemptId);
   const found = figures.data?.find((each) => each.attempt_id === attemptId);
@@ -44,7 +45,7 @@ export function Rollout() {
         {data && <Badge kind={data.status} />}
         {found && data?.end_time && <Badge kind={found.verdict.kind} title={found.verdict.reasons.join("\n") || undefined} />}
       </Head>
-      <Problem error={rollout.error ?? attempts.error ?? outline.error ?? figures.error} />
+      <Problem error={rollout.error ?? attempts.error ?? outline.error ?? figures.error ?? evaluations.error} />
       {data && (
         <>
           <div className="stats">
@@ -60,6 +61,7 @@ export function Rollout() {
           {found && data.end_time && found.verdict.notes.length > 0 && <p className="small dim">{found.verdict.notes.map(visible).join("; ")}</p>}
           {found && found.notes.length > 0 && <p className="note">{found.notes.map(visible).join("; ")}</p>}
           {found && found.conversation_ids.length > 0 && <p className="small dim" title={found.conversation_ids.map(visible).join("\n")}>conversation {oneLine(found.conversation_ids.join(", "), 300)}</p>}
+          <Feedback evaluations={evaluations.data?.filter((each) => each.attempt_id === attemptId) ?? []} spans={outline.data?.spans ?? []} choose={(next) => set("span", next)} />
           <div className="line bar-line">
             <Tabs names={VIEWS} chosen={view} choose={(next) => set("view", next)} />
             <label className="dim small">attempt <select aria-label="Attempt" value={attemptId ?? ""} onChange={(event) => set("attempt", event.target.value)}>
@@ -84,6 +86,19 @@ export function Rollout() {
             )}
         </>
       )}
+    </>
+  );
+}
+
+// What was said of the attempt afterwards, each with a way to the call or span that it is about.
+function Feedback({ evaluations, spans, choose }: { evaluations: Evaluation[]; spans: OutlineSpan[]; choose: (spanId: string) => void }) {
+  const spanOf = (each: Evaluation) => spans.find((span) => (each.span_id ? span.span_id === each.span_id : each.response_id && span.response_id === each.response_id));
+  return (
+    <>
+      {evaluations.map((each, place) => {
+        const span = spanOf(each);
+        return <div key={place} className="note feedback" title={when(each.time)}><Text text={each.words} height={80} />{span && <button className="plain" onClick={() => choose(span.within || span.span_id)}>on {oneLine(span.name, 60)}</button>}</div>;
+      })}
     </>
   );
 }
