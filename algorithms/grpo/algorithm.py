@@ -25,6 +25,7 @@ from numpy.typing import NDArray
 from agl_otel.adapters.lengths import pick, readable
 from agl_otel.adapters.ragged import take
 from agl_otel.adapters.sampling import Assumed, token_temperatures
+from agl_otel.adapters.selection import task_key
 from agl_otel.adapters.trajectories import TrajectoryBatch, to_trajectories
 from agl_otel.algorithms.base import Algorithm
 from agl_otel.algorithms.grpo.advantages import Scored, credit_rule, scored
@@ -240,14 +241,15 @@ class GRPO(GRPOOptions, Algorithm):
         return await self._in_flight.take(count, step=self._number, oldest_step=oldest, timeout_seconds=self.rollouts.step_timeout_seconds)
 
     async def _has_more(self, store: RolloutStore) -> bool:
-        """Return whether there is more to train on: with `offline_mode`, rollouts that no step has taken, and that wait for no reward."""
+        """Return whether there is more to train on: with `offline_mode`, rollouts of no step yet, of tasks that wait for no reward."""
         if self.rollouts.offline_mode is None:
             return True
         taken = {rollout_id for report in self.reports for rollout_id in report.rollout_ids}
         wait = self._reward_wait(store)
         while found := await offline_rollouts(store, self.rollouts.offline_mode, taken):
             over = await wait.over(found) if wait is not None else {rollout.rollout_id for rollout in found}
-            if ready := [rollout for rollout in found if rollout.rollout_id in over]:
+            waiting = {task_key(rollout) for rollout in found if rollout.rollout_id not in over}
+            if ready := [rollout for rollout in found if task_key(rollout) not in waiting]:
                 self._offline = group_rollouts(ready, first=self._in_flight.count, step=self._number)
                 return True
             await asyncio.sleep(REWARD_SECONDS)

@@ -89,26 +89,30 @@ async def test_grpo_waits_for_the_rewards_that_it_trusts_and_takes_each_rollout_
     before = sum(logprobs(model, BAD))
     by_task = [[await observed(store, model, task, response, "test") for response in (GOOD, BAD)] for task in ("one", "two")]
 
+    stepped = asyncio.Event()
+
     async def run() -> list[Any]:
         async with serving(folder) as url:
             grpo = GRPO.from_options(
                 model_dir=folder, model_server_url=url, run_dir=tmp_path / "run", offline_mode="test", max_steps=2, importance_cap=2.0,
                 updates_per_step=1, metrics=[], reward_sources=["ann"], reward_wait_seconds=3600.0,
             )  # fmt: skip
+            grpo.on_step = lambda _: stepped.set()
             return await grpo.train(store, [])
 
     async def rate() -> None:
-        """Reward the opposite of what the agent did."""
-        for good, bad in by_task:
+        """Reward the opposite of what the agent did, of the second task after the first step."""
+        for number, (good, bad) in enumerate(by_task):
+            if number:
+                await stepped.wait()
             await store.add_reward(0, rollout_id=good, source="bob")
             await store.add_reward(0, rollout_id=good, source="ann")
             await store.add_reward(1, rollout_id=bad, source="ann")
 
     reports, _ = await asyncio.gather(run(), rate())
-    taken = [rollout_id for report in reports for rollout_id in report.rollout_ids]
-    assert sorted(taken) == sorted(rollout_id for both in by_task for rollout_id in both)
-    assert [report.refused for report in reports] == [{}] * len(reports)
-    load_weights(model, tmp_path / "run" / "checkpoints" / f"step-{len(reports):06d}")
+    assert [sorted(report.rollout_ids) for report in reports] == [sorted(both) for both in by_task]
+    assert [report.refused for report in reports] == [{}, {}]
+    load_weights(model, tmp_path / "run" / "checkpoints" / "step-000002")
     assert sum(logprobs(model, BAD)) > before, "what ann rewarded became likelier"
 
 
