@@ -28,7 +28,6 @@ from agl_otel.cli.queue import (
     rollouts_named_by,
     wait_option,
 )
-from agl_otel.cli.render import feedback_lines
 from agl_otel.cli.verdicts import VERDICT_STYLES, verdict_lines
 from agl_otel.errors import AglError, NotFoundError, UsageError
 from agl_otel.queue.client import QueueClient, RolloutUpdate
@@ -265,8 +264,11 @@ def _print_attempt(console: Console, attempt: Attempt, seen: _Details) -> None:
     said = [Text(f"  {printable(each)}", "dim") for each in notes]
     for line in (head, Text(f"  {_times(attempt)}", "dim"), *(verdict_lines(verdict) if verdict else ()), *said):
         console.print(line)
-    for line in feedback_lines(seen.evaluations, attempt.attempt_id):
-        console.print(line, soft_wrap=True)
+    if seen.evaluations:
+        from agl_otel.cli.render import feedback_lines  # numpy, which a list of rollouts does not need
+
+        for line in feedback_lines(seen.evaluations, attempt.attempt_id):
+            console.print(line, soft_wrap=True)
     printed = {stream: text for (attempt_id, stream), text in seen.printed.items() if attempt_id == attempt.attempt_id}
     for title, text in {"error": attempt.error, **printed}.items():
         if text:
