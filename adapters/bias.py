@@ -15,7 +15,7 @@ from typing import Any, Final, cast
 import numpy as np
 
 from agl_otel.adapters.trajectories import CALL_REFUSALS, TrajectoryBatch, judged, to_trajectories
-from agl_otel.types import Rollout, VerdictKind
+from agl_otel.types import TAKEN_VERDICTS, Rollout, VerdictKind
 from agl_otel.types.columns import Traces
 
 TAKEN: Final = "taken"
@@ -62,7 +62,7 @@ class Bias:
         return {"task": _shares(self.tasks), "reward": _shares(self.rewards)}
 
 
-def bias_of(traces: Traces, *, take: Collection[str] = ("complete", "unproven"), **options: Any) -> Bias:
+def bias_of(traces: Traces, *, take: Collection[str] = TAKEN_VERDICTS, **options: Any) -> Bias:
     """Count one read; `take` and `options` are those of `to_trajectories`."""
     verdicts = cast("Collection[VerdictKind]", take)  # an unknown verdict takes nothing
     found = bias_of_attempts(traces, take=verdicts, fill_reward=options.get("fill_reward"), reward_name=options.get("reward_name"))

@@ -33,7 +33,7 @@ from agl_otel.adapters.triplets import whole_triplets
 from agl_otel.errors import AgentError, UsageError
 from agl_otel.spans.calls import repeated
 from agl_otel.spans.tolerant import MALFORMED
-from agl_otel.types import Span
+from agl_otel.types import TAKEN_VERDICTS, Span
 from agl_otel.types.columns import AttemptKey, Ragged, Reward, Traces, shared
 from agl_otel.types.spans import in_json
 
@@ -52,7 +52,7 @@ class Reading:
 
     form: str = "trajectories"
     """A key of FORMS."""
-    take: tuple[str, ...] = ("complete", "unproven")
+    take: tuple[str, ...] = TAKEN_VERDICTS
     """The verdicts to take."""
     agent_match: str | None = None
     """A regular expression for the names of agents to take; None: all."""

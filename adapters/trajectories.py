@@ -23,7 +23,7 @@ from agl_otel.adapters.ragged import concatenate, count_per_row, take
 from agl_otel.adapters.sampling import Assumed, at_one_temperature, unlike
 from agl_otel.adapters.texts import UNFIT_MEDIA, conversation_at, messages_at, unbridged_at
 from agl_otel.spans.history import MAX_TOKENS, StoredCall, full_prompts, tokens_to_expand
-from agl_otel.types import AttemptedRollout, Rollout, VerdictKind
+from agl_otel.types import TAKEN_VERDICTS, AttemptedRollout, Rollout, VerdictKind
 from agl_otel.types.columns import AttemptKey, CallColumns, Ragged, Reward, Traces
 from agl_otel.types.scores import is_usable
 from agl_otel_hook import conventions
@@ -107,7 +107,7 @@ class TrajectoryBatch:
 def to_trajectories(
     traces: Traces,
     *,
-    take: Collection[VerdictKind] = ("complete", "unproven"),
+    take: Collection[VerdictKind] = TAKEN_VERDICTS,
     fill_reward: float | None = None,
     agent_match: str | None = None,
     reward_name: str | None = None,

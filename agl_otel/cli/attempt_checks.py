@@ -23,7 +23,7 @@ from agl_otel.cli.output import counted
 from agl_otel.runner.injection import install_line
 from agl_otel.spans.calls import UPSTREAM, error_of_call
 from agl_otel.text import printable
-from agl_otel.types import Span
+from agl_otel.types import TAKEN_VERDICTS, Span
 from agl_otel.types.columns import CallColumns
 from agl_otel.types.sampling import LEAST_TEMPERATURE, LIMITS, SHAPES
 from agl_otel_hook import conventions
@@ -307,7 +307,7 @@ def _stored(once: FinishedAttempt) -> Finding | None:
 def _trajectories(once: FinishedAttempt) -> Finding | None:
     """Tell how calls are merged, whatever else is refused of the attempt."""
     what, calls = "its calls make one trajectory", once.traces.calls.count
-    batch = to_trajectories(replace(once.traces, rewards={}), take=("complete", "unproven", "incomplete"), fill_reward=0.0)
+    batch = to_trajectories(replace(once.traces, rewards={}), take=(*TAKEN_VERDICTS, "incomplete"), fill_reward=0.0)
     if len(batch) < 2:
         return good(what, counted(calls, "call")) if len(batch) else None
     why = sorted(batch.breaks.items())

@@ -7,7 +7,6 @@ from pathlib import Path
 from typing import IO, Any
 
 import click
-from pydantic import ValidationError
 
 from agl_otel.cli.common import data_dir_option, json_option, print_json, run_async, settings_for, setup_logging, store_option
 from agl_otel.cli.rollouts import one_rollout
@@ -15,7 +14,6 @@ from agl_otel.errors import UsageError
 from agl_otel.stack.sharing import open_store
 from agl_otel.store import Store
 from agl_otel.types.feedback import NAME, Feedback, GivenFeedback
-from agl_otel.types.model import describe_invalid
 
 
 @click.command()
@@ -52,7 +50,7 @@ def feedback(
     if lines is not None:
         if about or attempt_id or any(value not in ("", None, NAME) for value in fields.values()):
             raise UsageError("--from takes all of it from the file: leave out the rest")
-        all_given = [_parsed(text, f"line {number}") for number, text in enumerate(lines, 1) if text.strip()]
+        all_given = [Feedback.of(text, f"line {number}") for number, text in enumerate(lines, 1) if text.strip()]
     else:
         rest = [*about]
         ids = {name: value for name in ("response_id", "conversation_id") if (value := fields.pop(name)) is not None}
@@ -60,7 +58,7 @@ def feedback(
         if len(rest) > 1:
             raise UsageError(f"there is more than one value: {', '.join(rest)}")
         more = {"attempt_id": attempt_id, "id": given_id, "value": _number(rest[0]) if rest else None}
-        all_given = [_checked({**ids, **fields, **{name: value for name, value in more.items() if value is not None}}, "the feedback")]
+        all_given = [Feedback.of({**ids, **fields, **{name: value for name, value in more.items() if value is not None}}, "the feedback")]
     settings = settings_for(data_dir, store)
     setup_logging()
 
@@ -99,17 +97,3 @@ def _number(text: str) -> float | bool:
         return float(text)
     except ValueError:
         raise UsageError(f"the value is {text[:40]!r}: a number, true or false; for words use --label or --text") from None
-
-
-def _checked(fields: dict[str, Any], what: str) -> Feedback:
-    try:
-        return Feedback.model_validate(fields)
-    except ValidationError as error:
-        raise UsageError(f"{what} is wrong: {describe_invalid(error)}") from None
-
-
-def _parsed(text: str, what: str) -> Feedback:
-    try:
-        return Feedback.model_validate_json(text)
-    except ValidationError as error:
-        raise UsageError(f"{what} is wrong: {describe_invalid(error)}") from None

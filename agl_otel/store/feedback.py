@@ -9,16 +9,14 @@ import time
 from collections.abc import Collection, Sequence
 from typing import Any, Final, NamedTuple
 
-from pydantic import ValidationError
-
-from agl_otel.errors import NotFoundError, UsageError
+from agl_otel.errors import NotFoundError
 from agl_otel.spans.feedback import stored_evaluation
 from agl_otel.store.connections import Connected, Connection
+from agl_otel.store.figures import text_attributes
 from agl_otel.store.otlp import id_bytes, unix_nano
 from agl_otel.traces.names import names_in
 from agl_otel.traces.sql import named_query
 from agl_otel.types.feedback import Feedback, GivenFeedback, StoredEvaluation
-from agl_otel.types.model import describe_invalid
 from agl_otel.types.scores import AGENT, RUNNER
 from agl_otel_hook import conventions
 
@@ -42,11 +40,7 @@ class Feedbacks(Connected):
         `fields` are those of Feedback: `label`, `text`, `correction`, `name`, `source`, `rubric`, `time`, `id`. It is readable when this
         returns. Raises UsageError for wrong fields, and what `add_feedback` raises.
         """
-        try:
-            feedback = Feedback(value=value, **fields)
-        except ValidationError as error:
-            raise UsageError(f"the feedback is wrong: {describe_invalid(error)}") from None
-        return await self.add_feedback(feedback)
+        return await self.add_feedback(Feedback.of({"value": value, **fields}, "the feedback"))
 
     async def rewarded(self, rollout_ids: Sequence[str], sources: Collection[str] | None = None) -> set[str]:
         """Return those of the rollouts that have a reward of one of `sources` (Reward.source; None: of any) by now, without a barrier."""
@@ -117,7 +111,7 @@ def _request(feedback: Feedback, place: _Place) -> bytes:
         conventions.FEEDBACK_RUBRIC: feedback.rubric,
         conventions.FEEDBACK_CORRECTION: feedback.correction,
     }
-    attributes = [KeyValue(key=name, value=AnyValue(string_value=text)) for name, text in texts.items() if text]
+    attributes = text_attributes({name: text for name, text in texts.items() if text})
     if feedback.value is not None:
         attributes.append(KeyValue(key=conventions.EVALUATION_SCORE, value=AnyValue(double_value=float(feedback.value))))
     record = LogRecord(

@@ -36,14 +36,15 @@ def figures_request(figures: Mapping[str, float], algorithm: str, now_nano: int)
     """Serialise figures as an OTLP request."""
     request = ExportMetricsServiceRequest()
     group = request.resource_metrics.add()
-    group.resource.attributes.extend(_texts(TRAINER))
+    group.resource.attributes.extend(text_attributes(TRAINER))
     metrics = group.scope_metrics.add().metrics
     for name, value in figures.items():
         if math.isfinite(value):
             point = metrics.add(name=PREFIX + name).gauge.data_points.add(time_unix_nano=now_nano, as_double=float(value))
-            point.attributes.extend(_texts({"algorithm": algorithm}))
+            point.attributes.extend(text_attributes({"algorithm": algorithm}))
     return request
 
 
-def _texts(attributes: Mapping[str, str]) -> list[KeyValue]:
+def text_attributes(attributes: Mapping[str, str]) -> list[KeyValue]:
+    """Return attributes in OTLP's form."""
     return [KeyValue(key=key, value=AnyValue(string_value=value)) for key, value in attributes.items()]

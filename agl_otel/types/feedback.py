@@ -4,11 +4,13 @@ from __future__ import annotations
 
 import time
 import uuid
-from typing import Annotated, Final
+from collections.abc import Mapping
+from typing import Annotated, Any, Final
 
-from pydantic import AfterValidator, Field, model_validator
+from pydantic import AfterValidator, Field, ValidationError, model_validator
 
-from agl_otel.types.model import Model, check_id
+from agl_otel.errors import UsageError
+from agl_otel.types.model import Model, check_id, describe_invalid
 from agl_otel.types.scores import AGENT, MAX_REWARD, RUNNER, is_usable
 
 NAME: Final = "feedback"
@@ -67,6 +69,14 @@ class Feedback(Model):
     """When, in Unix seconds since 2000; default: now. Of several rewards the last counts."""
     id: _Id = Field(default_factory=lambda: uuid.uuid4().hex)
     """Names it: what is sent again with the same id and target is the same feedback."""
+
+    @classmethod
+    def of(cls, given: Mapping[str, Any] | str, what: str) -> Feedback:
+        """Make feedback of fields, or of one object of JSON. Raises UsageError, which calls it `what`."""
+        try:
+            return cls.model_validate_json(given) if isinstance(given, str) else cls.model_validate(given)
+        except ValidationError as error:
+            raise UsageError(f"{what} is wrong: {describe_invalid(error)}") from None
 
     @model_validator(mode="after")
     def _whole(self) -> Feedback:

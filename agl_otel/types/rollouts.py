@@ -29,6 +29,8 @@ NOT_RUN: Final = (
 """The error for callers that try to queue or run rollouts of mode ADOPTED."""
 WorkerStatus = Literal["idle", "busy", "unknown"]
 VerdictKind = Literal["complete", "incomplete", "unproven", "empty"]
+TAKEN_VERDICTS: Final[tuple[VerdictKind, ...]] = ("complete", "unproven")
+"""Verdicts of the attempts that training takes, unless it is told otherwise."""
 LedgerReach = Literal["hooked", "unhooked", "elsewhere"]
 """Whether the processes of an attempt keep a ledger: they do; they do not (not a Python program started by the runner); they run out of
 its reach."""

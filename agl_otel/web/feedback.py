@@ -7,13 +7,12 @@ from collections import OrderedDict
 from typing import Any, Final
 
 from aiohttp import web
-from pydantic import RootModel, ValidationError
+from pydantic import RootModel
 
 from agl_otel.compat.stores import LightningStore
 from agl_otel.errors import UsageError
 from agl_otel.net.auth import Subject, bearer, refusal, subject_of
 from agl_otel.types.feedback import Feedback, GivenFeedback
-from agl_otel.types.model import describe_invalid
 from agl_otel.web.routes import PREFIX, Route, body_of
 
 PATH: Final = "/feedback"
@@ -89,10 +88,7 @@ def _about(subject: Subject, fields: dict[str, Any]) -> Feedback:
     for name, value in ((f"{subject.kind}_id", subject.name), ("source", USER)):
         if fields.setdefault(name, value) != value:
             raise web.HTTPForbidden(text=f"this key gives feedback with {name} {value!r} only")
-    try:
-        feedback = Feedback.model_validate(fields)
-    except ValidationError as error:
-        raise UsageError(f"the body is wrong: {describe_invalid(error)}") from None
+    feedback = Feedback.of(fields, "the body")
     if feedback.value is not None and abs(feedback.value) > USERS_REWARD:
         raise UsageError(f"the value is {feedback.value:g}: this key gives rewards from -{USERS_REWARD:g} to {USERS_REWARD:g}")
     return feedback

@@ -13,7 +13,7 @@ from agl_otel.adapters.reviews import agreement, disagreements, last_verdicts, s
 from agl_otel.queue.lifecycle import FINISHED
 from agl_otel.store import Store
 from agl_otel.traces.reviews import read_mean_logprobs, read_reviews
-from agl_otel.types import AttemptedRollout, Model
+from agl_otel.types import TAKEN_VERDICTS, AttemptedRollout, Model
 from agl_otel.types.columns import AttemptKey
 from agl_otel.types.reviews import Agreement, Review, Rubric
 from agl_otel.web.routes import Route, Strict, body_of, params_of
@@ -26,8 +26,6 @@ READ_REVIEWS: Final = 100_000
 COMPARED_REVIEWS: Final = 20_000
 """Under a rubric: the latest ones."""
 REVIEWERS: Final = 10
-FIT: Final = frozenset({"complete", "unproven"})
-"""Verdicts that training takes."""
 _Named = Annotated[str, Field(min_length=1, max_length=500)]
 
 
@@ -127,7 +125,7 @@ async def _refused(store: Store, ended: _Ended, _: str) -> dict[AttemptKey, str]
         status, verdict = ended.rollouts[key].status, each.verdict
         if status != "succeeded":
             why[key] = f"the rollout {status}"
-        elif verdict.kind not in FIT:
+        elif verdict.kind not in TAKEN_VERDICTS:
             why[key] = f"{verdict.kind}: {'; '.join(verdict.reasons)}"
     return why
 

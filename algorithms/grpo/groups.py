@@ -60,9 +60,9 @@ class Group:
         return len(self.finished) == len(self.rollout_ids)
 
     @property
-    def ended(self) -> bool:
-        """Whether all rollouts have ended, also those that wait for a reward."""
-        return len(self.finished) + len(self.unrewarded) == len(self.rollout_ids)
+    def running(self) -> list[str]:
+        """The rollouts that have not ended; those that wait for a reward have."""
+        return [name for name in self.rollout_ids if name not in self.finished and name not in self.unrewarded]
 
     def finish(self, rollout_ids: Iterable[str]) -> None:
         """Let rollouts wait for no reward any more."""
@@ -171,7 +171,7 @@ class InFlight:
         for group in taken:
             group.finish(list(group.unrewarded))
         self.groups = [group for group in self.groups if group not in taken]
-        await cancel_all(self._store, _unfinished(taken))
+        await cancel_all(self._store, _running(taken))
         return taken
 
     async def _take_again(self, before: Take, timeout_seconds: float) -> list[Group]:
@@ -190,7 +190,7 @@ class InFlight:
             return
         deadline = time.monotonic() + timeout_seconds
         while not until() and (left := deadline - time.monotonic()) > 0:
-            running = {name: group for name, group in group_of.items() if name not in group.finished | group.unrewarded}
+            running = {name: group for group in dict.fromkeys(group_of.values()) for name in group.running}
             if not running and not any(group.unrewarded for group in group_of.values()):
                 return
             if running:
@@ -215,17 +215,17 @@ class InFlight:
 
     async def cancel(self) -> int:
         """Drop all groups and cancel their unfinished rollouts; return the number of these."""
-        unfinished, self.groups = _unfinished(self.groups), []
+        unfinished, self.groups = _running(self.groups), []
         await cancel_all(self._store, unfinished)
         return len(unfinished)
 
     def _ready(self, count: int, oldest_step: int) -> bool:
-        overdue = all(group.ended for group in self.groups if group.step <= oldest_step)
+        overdue = not any(group.running for group in self.groups if group.step <= oldest_step)
         return overdue and sum(group.whole for group in self.groups) >= min(count, len(self.groups))
 
 
-def _unfinished(groups: Sequence[Group]) -> list[str]:
-    return [name for group in groups for name in group.rollout_ids if name not in group.finished and name not in group.unrewarded]
+def _running(groups: Sequence[Group]) -> list[str]:
+    return [name for group in groups for name in group.running]
 
 
 async def cancel_all(store: GroupStore, rollout_ids: Sequence[str]) -> None:

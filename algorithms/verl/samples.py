@@ -19,7 +19,7 @@ from agl_otel.adapters.sampling import Assumed
 from agl_otel.adapters.trajectories import judged, to_trajectories
 from agl_otel.algorithms.report import step_score, without_samples
 from agl_otel.algorithms.utils import failures_in
-from agl_otel.types import Rollout, VerdictKind
+from agl_otel.types import TAKEN_VERDICTS, Rollout, VerdictKind
 from agl_otel.types.columns import AttemptKey, Traces
 from agl_otel.types.scores import Score
 
@@ -31,7 +31,7 @@ NO_VERSION: Final = -1
 class Rules:
     """Selects what becomes a sample; the names are those of `to_trajectories`, `limit_lengths` and `readable`."""
 
-    take: Collection[VerdictKind] = ("complete", "unproven")
+    take: Collection[VerdictKind] = TAKEN_VERDICTS
     fill_reward: float | None = None
     agent_match: str | None = None
     reward_name: str | None = None
