@@ -148,7 +148,7 @@ class Capabilities:
         detected = self._detected.of(place)
         if streamed and detected.in_sglext:
             return [dialect.stream_extras, {}]
-        return dialect.levels()[detected.level :]
+        return dialect.levels[detected.level :]
 
     def logprobs(self, call: Call, place: Place, ask: Ask) -> Callable[[str | None], LogProbs]:
         """Return what tells of which distribution the log-probs of a call that begins now are, by the fingerprint of its answer.
@@ -156,8 +156,8 @@ class Capabilities:
         If the last probe is a while ago, another one starts, and is usually answered before the call: the result is asked for after that.
         """
         detected, since = self._detected.of(place), self._clock() - PROOF_SECONDS
-        if detected.again_logprobs > float("-inf"):
-            self._probe_logprobs(detected, call, lambda: place, ask)
+        if detected.again_logprobs > float("-inf") and _needs_mode(call):
+            self._probe_logprobs(detected, place, ask)
         return partial(detected.logprobs_since, since)
 
     def unreachable(self, base_url: str) -> None:
@@ -192,16 +192,13 @@ class Capabilities:
 
     def sampled(self, call: Call, find_place: Callable[[], Place], ask: Ask) -> None:
         """Start a probe of the server's log-probs if a call has some, and all is known of its distribution but whether they are of it."""
-        if heeded(call.honoured) is not None or not any(choice.logprobs for choice in call.reply.choices.values()):
-            return
-        self._probe_logprobs(self._detected.of(find_place()), call, find_place, ask)
+        if heeded(call.honoured) is None and _needs_mode(call) and any(choice.logprobs for choice in call.reply.choices.values()):
+            place = find_place()
+            self._probe_logprobs(self._detected.of(place), place, ask)
 
-    def _probe_logprobs(self, detected: _Detected, call: Call, find_place: Callable[[], Place], ask: Ask) -> None:
+    def _probe_logprobs(self, detected: _Detected, place: Place, ask: Ask) -> None:
         now = self._clock()
-        if detected.probing or now < detected.again_logprobs:
-            return
-        contract, place = call.contract, find_place()
-        if not (contract.server or contract.is_plain) and len(place.model) <= MAX_MODEL:
+        if now >= detected.again_logprobs and not detected.probing and len(place.model) <= MAX_MODEL:
             detected.again_logprobs, detected.probing = now + AGAIN_SECONDS, True
             self._detected.keep(place, detected)
             self._start(self._detect_logprobs(detected, now, detected.outages, place, ask))
@@ -219,7 +216,7 @@ class Capabilities:
 
     async def _detect(self, detected: _Detected, place: Place, dialect: Dialect, ask: Ask) -> None:
         level, status, answer = await _most_taken(dialect, place, ask)
-        extras = dialect.levels()[level]
+        extras = dialect.levels[level]
         reply = _reply(dialect, answer) if status == 200 else Reply()
         if not reply.choices:
             return  # inconclusive
@@ -283,6 +280,11 @@ class Capabilities:
             detected.again = self._clock() + AGAIN_SECONDS
 
 
+def _needs_mode(call: Call) -> bool:
+    """Return whether it matters of which distribution the log-probs of a call are, and all else of it is known."""
+    return not (call.contract.server or call.contract.is_plain)
+
+
 def names_any(body: bytes, fields: frozenset[str]) -> bool:
     """Whether an answer mentions one of these fields."""
     return any(name.encode() in body for name in fields)
@@ -295,7 +297,7 @@ def _refuses(status: int, answer: bytes, dialect: Dialect, extras: Mapping[str, 
 
 async def _most_taken(dialect: Dialect, place: Place, ask: Ask) -> tuple[int, int, bytes]:
     """Send the smallest request with each of Dialect.levels until one is not refused; return its place, and the answer."""
-    for level, extras in enumerate(dialect.levels()):
+    for level, extras in enumerate(dialect.levels):
         status, answer = await _answer(dialect, place, ask, extras)
         if not _refuses(status, answer, dialect, extras):
             return level, status, answer

@@ -12,7 +12,7 @@ import io
 import random
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
-from functools import cache, partial
+from functools import partial
 from hashlib import blake2b
 from typing import Final
 from urllib.parse import unquote, urlsplit
@@ -333,7 +333,7 @@ class Forwarder:
         headers["content-type"] = "application/json"
         headers["traceparent"] = format_traceparent(call.span.context)
         url = f"{upstream.base_url}/{dialect.path}"
-        place, send_probe = cache(partial(_place, upstream, dialect, body, headers)), partial(self._send_probe, agent, upstream)
+        place, send_probe = partial(_place, upstream, dialect, body, headers), partial(self._send_probe, agent, upstream)
         known = place() if self._capabilities else None
         if known is not None:
             call.probed = self._capabilities.logprobs(call, known, send_probe)
@@ -341,7 +341,7 @@ class Forwarder:
         if upstream.bridge != "off" and dialect is CHAT:
             ids = await self._bridges.fields(call, upstream, place(), partial(self._ask_server, agent, upstream, dialect))
         streamed = body.get("stream") is True
-        levels = dialect.levels() if known is None else self._capabilities.levels(known, dialect, streamed=streamed)
+        levels = dialect.levels if known is None else self._capabilities.levels(known, dialect, streamed=streamed)
         for extras in levels:
             prepared = prepare(dialect, body, model=upstream.model, sampling=upstream.fields, extras=extras)
             if self._recorder.unsettled:  # while the model server works

@@ -2,12 +2,12 @@
 
 from __future__ import annotations
 
-import contextlib
 import logging
 import time
 from collections import Counter, deque
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
+from functools import lru_cache
 from typing import Annotated, Any, Final, NamedTuple
 
 from opentelemetry.semconv._incubating.attributes import gen_ai_attributes as gen_ai
@@ -45,6 +45,7 @@ _REQUEST: Final[Mapping[str, tuple[str, TypeAdapter[Any]]]] = {
     "model": (gen_ai.GEN_AI_REQUEST_MODEL, _TEXT),
 }
 """{field of the request: (attribute, its type)}. Numbers are read as vLLM and SGLang read them, by pydantic: "0.3" is 0.3."""
+_SHORT: Final = 256  # characters of a text whose attribute is remembered
 DEFECT_TEXTS: Final = {
     "no_logprobs": "the model server returned no log-probs",
     "logprobs_length": "the model server returned another number of log-probs than of token ids",
@@ -420,6 +421,21 @@ class Recorder:
             logger.warning("%s (logged once; /health has the count)", text)
 
 
+@lru_cache(maxsize=1024)
+def _requested(name: str, _: type, given: float | str) -> dict[str, Any]:
+    """Return the attribute for a field of a request. Calls of one agent are alike; 1, 1.0 and True are equal, and not of one type."""
+    return _read(name, given)
+
+
+def _read(name: str, given: Any) -> dict[str, Any]:
+    attribute, kind = _REQUEST[name]
+    try:
+        value = kind.validate_python(given)
+    except ValidationError:
+        return {}
+    return {attribute: clean(value) if isinstance(value, str) else value}
+
+
 def _prompt_tokens(reply: Reply) -> int | None:
     """Return the length of the whole prompt: by the server's count, else (a stream without usage) by its token ids."""
     ids = reply.prompt_token_ids
@@ -432,11 +448,10 @@ def _request_attributes(call: Call) -> dict[str, Any]:
         gen_ai.GEN_AI_OPERATION_NAME: call.dialect.operation,
         gen_ai.GEN_AI_PROVIDER_NAME: call.dialect.provider,
     }
-    for name, (attribute, kind) in _REQUEST.items():
-        if call.body.get(name) is not None:
-            with contextlib.suppress(ValidationError):
-                value = kind.validate_python(call.body[name])
-                held[attribute] = clean(value) if isinstance(value, str) else value
+    for name in _REQUEST:
+        if (given := call.body.get(name)) is not None:
+            is_small = isinstance(given, int | float) or (isinstance(given, str) and len(given) <= _SHORT)
+            held |= _requested(name, type(given), given) if is_small else _read(name, given)
     if call.dialect.samples:
         held[conventions.LLM_SAMPLING] = call.contract.dumps()
     if call.bridge is not None and (bridge := call.bridge.described()):

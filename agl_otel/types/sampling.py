@@ -10,9 +10,11 @@ import json
 import math
 import re
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass, field
-from functools import lru_cache
+from dataclasses import dataclass, field, fields
+from functools import cached_property, lru_cache
 from typing import Any, Final, Literal, cast
+
+from pydantic_core import to_json
 
 from agl_otel.text import without_secrets
 
@@ -53,6 +55,8 @@ FILLED: Final = ("temperature", "top_p", "top_k", "min_p", "repetition_penalty")
 """Fields that a model server may fill in from generation_config.json if a request leaves them out."""
 LIMITS: Final = ("max_tokens", "stop", "n")
 """Fields that end or repeat a reply, and change no token's probability."""
+_FORMATS: Final = frozenset({"text", "output_config", "output_format"})
+"""HARMLESS but for a format in them."""
 HARMLESS: Final = frozenset(
     {
         # the prompt, and what a server makes it of
@@ -72,7 +76,7 @@ HARMLESS: Final = frozenset(
         *("reasoning_effort", "enable_thinking", "verbosity", "chat_template", "chat_template_kwargs", "add_generation_prompt"),
         *("continue_final_message", "add_special_tokens", "mm_processor_kwargs", "media_io_kwargs", "context_management", "compaction"),
         *("previous_response_id", "previous_response", "previous_input_messages", "conversation", "truncation", "truncation_side"),
-        *("truncate_prompt_tokens", "echo", "text", "output_config", "output_format"),  # these three but for a format: SHAPES
+        *("truncate_prompt_tokens", "echo", *_FORMATS),
         # where a reply ends
         *("stop_token_ids", "stop_regex", "no_stop_trim", "include_stop_str_in_output", "ignore_eos", "repetition_detection"),
         # what an answer contains, and how it is sent
@@ -129,6 +133,10 @@ _MOST_UNKNOWN: Final = 8  # recorded fields that are not known; one suffices
 _NAME: Final = re.compile(r"[A-Za-z_][A-Za-z0-9_.-]{0,63}")
 _UNKNOWN: Final = "unknown_field"
 _dense: Final = json.JSONEncoder(separators=(",", ":")).encode
+_SCALAR: Final = frozenset({str, int, float, bool})
+_MOST_SCALARS: Final = 32  # fields of a request whose contract is remembered
+_Scalars = tuple[tuple[str, type, Any], ...]
+"""(name, class, value) of fields: 1, 1.0 and True are equal, and not the same."""
 _NOT_OPENAIS: Final = frozenset({"top_k", "min_p", "repetition_penalty"})
 
 
@@ -184,9 +192,18 @@ class Contract:
             overridden: fields of the agent's that were taken out of `asked`.
             logprobs: what a probe of the server found.
         """
+        own, others, taken = _scalars(asked), _scalars(told), _scalars(overridden or {})
+        if own is None or others is None or taken is None:
+            return cls._of(asked, told, honoured, overridden or {}, logprobs)
+        return _shared(own, others, honoured, taken, logprobs)
+
+    @classmethod
+    def _of(
+        cls, asked: Mapping[str, Any], told: Mapping[str, Any], honoured: str | None, overridden: Mapping[str, Any], logprobs: LogProbs
+    ) -> Contract:
         agent = _by_openais_names(asked)
         resource = {name: value for name, value in _by_openais_names(told).items() if name not in agent}
-        replaced = _by_openais_names(overridden) if overridden else {}
+        replaced = _by_openais_names(overridden)
         said = heeded(honoured)
         if said is None:
             return cls(agent, resource, tuple(name for name in FILLED if name not in agent and name not in resource), replaced, logprobs)
@@ -209,7 +226,15 @@ class Contract:
     def dumps(self) -> str:
         """Write it as JSON: {"agent": {field: value}, "resource": …, "server": [field], "overridden": {…}, "logprobs": …}, without
         empty parts."""
-        return _dense({name: part for name, part in vars(self).items() if part})
+        return self._text
+
+    @cached_property
+    def _text(self) -> str:
+        held = {each.name: part for each in fields(self) if (part := getattr(self, each.name))}
+        try:
+            return to_json(held).decode()
+        except ValueError:  # unpaired surrogates
+            return _dense(held)
 
     @property
     def fields(self) -> Mapping[str, Any]:
@@ -222,7 +247,7 @@ class Contract:
         value = self.fields.get("temperature", math.nan if "temperature" in self.server else 1.0)
         return float(value) if isinstance(value, int | float) else math.nan
 
-    @property
+    @cached_property
     def is_plain(self) -> bool:
         """Whether the tokens were drawn from the softmax of the logits, so that raw and processed log-probs are one."""
         return self.temperature == 1.0 and not self._unlike({})
@@ -300,6 +325,25 @@ def overridden(policy: str | None, asked: Mapping[str, Any], told: Mapping[str, 
     temperature = _short("temperature", own.get("temperature", 1.0))
     greedy = isinstance(temperature, int | float) and temperature < LEAST_TEMPERATURE
     return own if policy == "enforce_all" or not greedy else {}
+
+
+def _scalars(request: Mapping[str, Any]) -> _Scalars | None:
+    """Return the fields of a request that belong to its contract; None unless they are few, and all numbers and short texts."""
+    found: list[tuple[str, type, Any]] = []
+    for name, value in request.items():
+        if value is None or (name in HARMLESS and name not in _FORMATS):
+            continue
+        if value.__class__ not in _SCALAR or (value.__class__ is str and len(value) > _LONGEST) or len(name) > _LONGEST:
+            return None
+        found.append((name, value.__class__, value))
+    return tuple(found) if len(found) <= _MOST_SCALARS and not any(map(_is_strict, _tools_of(request))) else None
+
+
+@lru_cache(maxsize=1024)
+def _shared(asked: _Scalars, told: _Scalars, honoured: str | None, overridden: _Scalars, logprobs: LogProbs) -> Contract:
+    """Return the contract of all requests with these fields: it is made once, as calls of one agent are alike."""
+    parts = [{name: value for name, _, value in fields} for fields in (asked, told, overridden)]
+    return Contract._of(parts[0], parts[1], honoured, parts[2], logprobs)  # pyright: ignore[reportPrivateUsage]  # of this module
 
 
 def _by_openais_names(request: Mapping[str, Any]) -> dict[str, Any]:

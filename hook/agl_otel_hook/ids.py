@@ -23,9 +23,15 @@ def span_id() -> int:
     return _drawn(8)
 
 
+def both() -> tuple[int, int]:
+    """Return a new trace id and a new span id, drawn at once."""
+    drawn = os.urandom(24)
+    return int.from_bytes(drawn[:16], "big") or 1, int.from_bytes(drawn[16:], "big") or 1
+
+
 def new_root() -> SpanContext:
     """Return the context of a sampled root span."""
-    return SpanContext(trace_id(), span_id(), is_remote=False, trace_flags=TraceFlags(TraceFlags.SAMPLED))
+    return SpanContext(*both(), is_remote=False, trace_flags=TraceFlags(TraceFlags.SAMPLED))
 
 
 def draw_from_system(provider: TracerProvider) -> None:

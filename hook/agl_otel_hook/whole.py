@@ -55,8 +55,8 @@ class WholeSpans:
 
     def begin(self, key: Key | None, parent: SpanContext | None) -> Begun:
         """Begin a span under `parent` (None: the root of a new trace) for the attempt `key` (None: no attempt)."""
-        trace_id = parent.trace_id if parent is not None else ids.trace_id()
-        context = SpanContext(trace_id, ids.span_id(), is_remote=False, trace_flags=_SAMPLED)
+        trace_id, span_id = (parent.trace_id, ids.span_id()) if parent is not None else ids.both()
+        context = SpanContext(trace_id, span_id, is_remote=False, trace_flags=_SAMPLED)
         place = (trace_id, (parent or context).span_id)
         marker = self._ledger.started(key, context.span_id, place).marker if key is not None else ""
         return Begun(context, parent, key, marker)

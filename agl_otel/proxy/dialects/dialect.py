@@ -54,11 +54,12 @@ class Dialect:
     """Whether litellm can translate it to chat/completions for servers that lack it."""
     key_headers: tuple[str, ...] = ("authorization",)
     """Headers for the server's key."""
+    levels: Sequence[Mapping[str, Any]] = field(init=False)
+    """What may be requested for capture, the most first and nothing last: the next where a server refuses one."""
 
-    def levels(self) -> list[Mapping[str, Any]]:
-        """Return what may be requested for capture, the most first and nothing last: the next where a server refuses one."""
-        most = {**self.extras, **self.engine_extras}
-        return [*([most] if self.engine_extras else []), *([self.extras] if self.extras else []), {}]
+    def __post_init__(self) -> None:
+        most = [{**self.extras, **self.engine_extras}] if self.engine_extras else []
+        object.__setattr__(self, "levels", [*most, *([self.extras] if self.extras else []), {}])
 
     def conversation(self, body: Mapping[str, Any]) -> list[Json]:
         """The request as messages of the OpenTelemetry conventions."""

@@ -235,5 +235,5 @@ async def test_a_server_that_refuses_the_fields_in_streams_is_asked_there_for_sg
     capabilities, server = Capabilities("auto", can_translate=False), Server(rule)
     capabilities.probe(place(CHAT), CHAT, server)
     await settled()
-    assert capabilities.levels(place(CHAT), CHAT, streamed=True)[0] == (CHAT.stream_extras if in_sglext else CHAT.levels()[0])
-    assert capabilities.levels(place(CHAT), CHAT, streamed=False) == CHAT.levels()
+    assert capabilities.levels(place(CHAT), CHAT, streamed=True)[0] == (CHAT.stream_extras if in_sglext else CHAT.levels[0])
+    assert capabilities.levels(place(CHAT), CHAT, streamed=False) == CHAT.levels

@@ -115,7 +115,7 @@ def test_malformed_parts_are_skipped(payload: dict[str, Any]) -> None:
 
 
 def test_only_results_of_added_fields_are_removed() -> None:
-    prepared = prepare(CHAT, {"logprobs": True, "model": "a"}, model=None, sampling={"top_p": 0.5}, extras=CHAT.levels()[0])
+    prepared = prepare(CHAT, {"logprobs": True, "model": "a"}, model=None, sampling={"top_p": 0.5}, extras=CHAT.levels[0])
     extras = {"return_token_ids": True, "return_weight_versions": True}
     assert prepared.added == extras.keys() and prepared.fields == {"top_p": 0.5, **extras}
     payload = {"prompt_token_ids": [1], "choices": [{"token_ids": [2], "logprobs": {"content": []}}]}

@@ -256,6 +256,24 @@ def test_a_forged_contract_is_no_error(part: str, value: str) -> None:
         assert len(contract.dumps()) < 800 and contract.server == ("min_p",)
 
 
+REMEMBERED: list[tuple[dict[str, Any], str]] = [
+    ({"top_k": 1}, '{"top_k":1}'),
+    ({"top_k": 1.0}, '{"top_k":1.0}'),
+    ({"top_k": True}, '{"top_k":true}'),
+    ({"top_k": 1, "model": "other", "messages": [{"role": "user", "content": "hi"}]}, '{"top_k":1}'),
+    ({"top_k": 1, "text": {"format": {"type": "json_schema"}}}, '{"top_k":1,"response_format":"json_schema"}'),
+    ({"top_k": 1, "output_format": "json"}, '{"top_k":1,"response_format":"json"}'),
+    ({"top_k": 1, "tools": [{"type": "function", "strict": True}]}, '{"top_k":1,"strict_tools":true}'),
+    ({"stop": "\ud800"}, '{"stop":"\\ud800"}'),
+]
+"""(request, what is written of it): alike in what a contract is remembered by."""
+
+
+def test_a_contract_is_that_of_its_request_whatever_was_asked_before() -> None:
+    for asked, written in 2 * REMEMBERED:
+        assert f'"agent":{written}' in Contract.of(asked, {}).dumps()
+
+
 @pytest.mark.parametrize("asked", [{"temperature": 0.7}, {"temperature": 2}, {"top_p": 0.9}])
 def test_log_probs_count_only_if_they_are_known_to_be_of_the_sampled_distribution(asked: dict[str, Any]) -> None:
     wanted = {**NEUTRAL, **asked}
