@@ -13,6 +13,7 @@ import threading
 import time
 from collections import deque
 from collections.abc import Callable, Sequence
+from functools import partial
 from typing import Final
 
 from opentelemetry.instrumentation.utils import suppress_instrumentation
@@ -29,7 +30,7 @@ MAX_QUEUE_BYTES: Final = 256 << 20
 MAX_BATCH_SPANS: Final = 512
 MAX_BATCH_BYTES: Final = 3 << 20  # receivers with gRPC's default limit take 4 MiB
 DELAY_SECONDS: Final = 0.2  # batching delay: how long a first span waits for others
-BACK_PRESSURE_SECONDS: Final = 5.0  # limit on how long ending a span may block while exports succeed
+BACK_PRESSURE_SECONDS: Final = 5.0  # limit on how long ending a span may block while nothing is exported
 
 
 class ExportProcessor(SpanProcessor):
@@ -67,6 +68,8 @@ class ExportProcessor(SpanProcessor):
         self._flush_to = 0
         self._healthy = True
         self._stopping = False
+        self.is_ending = False
+        """Whether the process ends: then no more than a batch is queued, so that the last flush is short whatever other threads still do."""
         self._worker: threading.Thread | None = None
         self.dropped = 0
         """Number of spans dropped so far."""
@@ -85,9 +88,11 @@ class ExportProcessor(SpanProcessor):
             return
         size = approximate_bytes(span)
         with self._changed:
-            if not self._fits(size) and self._healthy and not self._stopping:
+            while not self._fits(size) and self._healthy and not self._stopping:
                 self._ensure_worker()
-                self._changed.wait_for(lambda: self._fits(size) or not self._healthy, BACK_PRESSURE_SECONDS)
+                before = self._settled
+                if not self._changed.wait_for(partial(self._has_moved, before, size), BACK_PRESSURE_SECONDS):
+                    break
             taken = self._fits(size) and not self._stopping
             if taken:
                 self._queue.append((span, size))
@@ -130,7 +135,11 @@ class ExportProcessor(SpanProcessor):
             self._exporter.shutdown()
 
     def _fits(self, size: int) -> bool:
-        return not self._queue or (len(self._queue) < MAX_QUEUE_SPANS and self._bytes + size <= MAX_QUEUE_BYTES)
+        most = MAX_BATCH_SPANS if self.is_ending else MAX_QUEUE_SPANS
+        return not self._queue or (len(self._queue) < most and self._bytes + size <= MAX_QUEUE_BYTES)
+
+    def _has_moved(self, before: int, size: int) -> bool:
+        return self._settled != before or self._fits(size) or not self._healthy or self._stopping
 
     def _ensure_worker(self) -> bool:
         if self._worker is not None and self._worker.is_alive():

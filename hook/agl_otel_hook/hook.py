@@ -177,11 +177,17 @@ class Hook:
         Spans that threads begin after it are not counted, unless `process_continues`.
         """
         otlp.end_within(END_SECONDS)
+        self._end_exports(True)
         try:
             self._close(process_continues)
         finally:
             if process_continues:
                 otlp.end_within(math.inf)
+                self._end_exports(False)
+
+    def _end_exports(self, ending: bool) -> None:
+        for export in self._exports:
+            export.is_ending = ending
 
     def _close(self, process_continues: bool) -> None:
         self.finish()
