@@ -198,17 +198,29 @@ def earners(tree: AttemptTree, reward: Reward) -> list[int]:
 
 def to_go(tree: AttemptTree, discount: float = 1.0) -> NDArray[np.float64]:
     """Return the return of each call of an attempt (rules 2 to 4): float64 [calls]."""
+    found = np.zeros(len(tree.calls))
+    for own, value in _counted(tree):
+        receivers = np.array([*range(own[0]), *own])
+        found[receivers] += value * discount ** np.arange(len(receivers) - 1, -1, -1.0)
+    return found
+
+
+def earned(tree: AttemptTree) -> NDArray[np.float64]:
+    """Return what was earned by the time that each call had ended, and not before: float64 [calls]. A reward is at its last earner."""
+    found = np.zeros(len(tree.calls))
+    for own, value in _counted(tree):
+        found[own[-1]] += value
+    return found
+
+
+def _counted(tree: AttemptTree) -> list[tuple[tuple[int, ...], float]]:
+    """Return the rewards that count (rule 4): (places of its earners, value) of each; none of an attempt without calls."""
     counted: dict[tuple[str, tuple[int, ...]], Reward] = {}
     for reward in tree.rewards:
         place = _subject(tree, reward), tuple(earners(tree, reward))
         counted.pop(place, None)
         counted[place] = reward
-    found = np.zeros(len(tree.calls))
-    for (_, earned), reward in counted.items():
-        if earned:
-            receivers = np.array([*range(earned[0]), *earned])
-            found[receivers] += reward.value * discount ** np.arange(len(receivers) - 1, -1, -1.0)
-    return found
+    return [(own, reward.value) for (_, own), reward in counted.items() if own]
 
 
 def _subject(tree: AttemptTree, reward: Reward) -> str:

@@ -1,6 +1,7 @@
 """The `agl-otel` command: one file per group of commands, imported on use.
 
-Exit codes: 0 success; 1 the command failed; 2 wrong usage; 3 `doctor` found something missing; 130 interrupted.
+Exit codes: 0 success; 1 the command failed; 2 wrong usage; 3 `doctor` found something missing, or `backtest` a
+worse policy; 4 `backtest` cannot tell; 130 interrupted.
 """
 
 from __future__ import annotations
@@ -33,6 +34,7 @@ COMMANDS: Final = {
     "top": ("agl_otel.cli.top:top", "Watch a running stack: rollouts, workers, collectors."),
     "runs": ("agl_otel.cli.runs:runs", "List, show and compare runs, or export a run's model."),
     "rollouts": ("agl_otel.cli.rollouts:rollouts", "List rollouts and work on them."),
+    "backtest": ("agl_otel.cli.backtest:backtest", "Estimate what another policy would have earned."),
     "feedback": ("agl_otel.cli.feedback:feedback", "Reward, comment or correct what an agent did, after the fact."),
     "queue": ("agl_otel.cli.queue:queue", "Count rollouts, list failed ones, remove old ones."),
     "resources": ("agl_otel.cli.records:resources", "Show the prompts and model addresses that agents are given."),

@@ -7,7 +7,7 @@ from __future__ import annotations
 
 import copy
 import itertools
-from collections.abc import Iterator, Sequence
+from collections.abc import Sequence
 from contextlib import nullcontext
 from dataclasses import dataclass, field
 from typing import Any, Final
@@ -263,7 +263,9 @@ class Learner:
 
     def _parts(self, batch: TrajectoryBatch, advantages: Ragged, temperatures: Ragged, index: NDArray[np.int64]) -> list[_Part]:
         """Lay out the rows of one minibatch for its forward passes, and compute what stays the same in all passes."""
-        rows = [_end_to_end(batch, advantages, temperatures, each, self.model.device) for each in self._micro_batches(batch, index)]
+        lengths = (batch.prompt.lengths + batch.response.lengths)[index]
+        passes = [index[each] for each in self._scorer.passes(lengths, self.micro_batch_tokens)]
+        rows = [_end_to_end(batch, advantages, temperatures, each, self.model.device) for each in passes]
         rollout = np.unique(batch.rollout_id, return_inverse=True)[1]
         sequence = torch.cat([part.sequence for part in rows])
         weights = token_weights(sequence, torch.from_numpy(rollout).to(sequence.device), self.objective)
@@ -286,19 +288,6 @@ class Learner:
             ours = self._scorer(token_ids, [len(token_ids)], trained, self.temperature)
         errors = ratio_errors(ours, torch.tensor(logprobs, device=ours.device))
         return float(errors.mean()) if len(errors) else 0.0
-
-    def _micro_batches(self, batch: TrajectoryBatch, index: NDArray[np.int64]) -> Iterator[NDArray[np.int64]]:
-        """Yield the row numbers of each forward pass: rows of similar length, at most `micro_batch_tokens`."""
-        lengths = (batch.prompt.lengths + batch.response.lengths)[index]
-        order = np.argsort(lengths, kind="stable")
-        start = tokens = 0
-        for end, longest in enumerate(lengths[order]):
-            tokens = tokens + longest if self._scorer.packs else (end + 1 - start) * longest
-            if end > start and tokens > self.micro_batch_tokens:
-                yield index[order[start:end]]
-                start, tokens = end, longest
-        if start < len(order):
-            yield index[order[start:]]
 
 
 def _end_to_end(batch: TrajectoryBatch, advantages: Ragged, temperatures: Ragged, index: NDArray[np.int64], device: Any) -> _Rows:

@@ -11,12 +11,14 @@ arXiv:2410.10989, §3.2), with log-probs in place of a loss.
 from __future__ import annotations
 
 import logging
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
 from contextlib import AbstractContextManager, nullcontext
 from dataclasses import dataclass
 from typing import Any, Final
 
+import numpy as np
 import torch
+from numpy.typing import NDArray
 from torch import Tensor
 from torch.nn.utils.rnn import pad_sequence
 from transformers import AttentionInterface, AttentionMaskInterface
@@ -92,6 +94,18 @@ class Scorer:
         chunk = max(1, self._chunk_logits // weight.shape[0])
         found: Any = _LinearLogprobs.apply(hidden, weight, bias, wanted, torch.where(scale == 0, 1.0, scale), chunk)
         return found
+
+    def passes(self, lengths: NDArray[np.int64], most_tokens: int) -> Iterator[NDArray[np.int64]]:
+        """Yield the row numbers of each forward pass: rows of similar length, at most `most_tokens` with padding where there is some."""
+        order = np.argsort(lengths, kind="stable")
+        start = tokens = 0
+        for end, longest in enumerate(lengths[order]):
+            tokens = tokens + longest if self.packs else (end + 1 - start) * longest
+            if end > start and tokens > most_tokens:
+                yield order[start:end]
+                start, tokens = end, longest
+        if start < len(order):
+            yield order[start:]
 
     def _predicting(self, token_ids: Tensor, lengths: Sequence[int]) -> Tensor:
         """Compute what each token's successor is predicted from, [tokens, …]: logits, or the hidden states that the head is applied to.

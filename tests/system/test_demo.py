@@ -57,8 +57,18 @@ def test_training_uses_the_sampled_and_stored_tokens(tmp_path: Path, tiny_policy
     shown = run("traces", "show", result["rollout_shown"], "--json", "--data-dir", str(data), cwd=tmp_path)
     names = [span["name"] for span in json.loads(shown.stdout)["spans"]]
     assert {"agentlightning.attempt", "agentlightning.llm", "agentlightning.annotation", "agentlightning.seal"} <= set(names)
-    listed = run("rollouts", "--mode", "train", "--json", "--data-dir", str(data), cwd=tmp_path)
+    listed = run("rollouts", "--mode", "train", "--limit", "40", "--json", "--data-dir", str(data), cwd=tmp_path)
     assert json.loads(listed.stdout)["total"] == 2 * 16
+
+    # the policy that the first step was sampled with would have earned what it did: its replies have the weight one
+    first = [each["rollout_id"] for each in json.loads(listed.stdout)["items"] if each["metadata"]["step"] == 1]
+    named = [argument for rollout_id in first for argument in ("--rollout", rollout_id)]
+    tested = run("backtest", "--policy", str(data / "run" / "policy"), *named, "--json", "--data-dir", str(data), cwd=tmp_path)
+    assert tested.returncode == 4, "sixteen attempts are too few to tell anything"
+    found = json.loads(tested.stdout)
+    assert (found["attempts"], found["left_out"], found["verdict"]) == (16, {}, "cannot_tell")
+    assert found["mass"] == pytest.approx(1.0, abs=1e-4) and found["effective"] == pytest.approx(16, abs=1e-3)
+    assert found["score"]["value"] == pytest.approx(found["logged"], abs=1e-4)
 
 
 def test_a_model_server_that_dies_ends_the_training_with_an_error_that_names_it(
