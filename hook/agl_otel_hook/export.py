@@ -69,7 +69,7 @@ class ExportProcessor(SpanProcessor):
         self._healthy = True
         self._stopping = False
         self.is_ending = False
-        """Whether the process ends: then no more than a batch is queued, so that the last flush is short whatever other threads still do."""
+        """Whether the process ends: then no more than a batch is queued, so that the last flush is short whatever other threads do."""
         self._worker: threading.Thread | None = None
         self.dropped = 0
         """Number of spans dropped so far."""
