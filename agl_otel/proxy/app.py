@@ -32,7 +32,8 @@ from agl_otel.proxy.attempts import Attempts
 from agl_otel.proxy.dialects import CHAT, DIALECTS, Dialect
 from agl_otel.proxy.forward import Forwarder, Limits
 from agl_otel.proxy.gate import Gate
-from agl_otel.proxy.google.agent import GoogleAgent, as_google, counted
+from agl_otel.proxy.google.agent import GoogleAgent, as_google, counted, google_headers
+from agl_otel.proxy.google.models import asks_google, models
 from agl_otel.proxy.journal import Journal
 from agl_otel.proxy.litellm import Litellm
 from agl_otel.proxy.models import ModelList
@@ -63,12 +64,15 @@ _LONGEST_PATH: Final = 400  # two ids of 128 characters each
 _ATTEMPTS_CALL: Final = re.compile(rf"/rollout/([^/]+)/attempt/([^/]+)(/v1|)/({'|'.join(map(re.escape, DIALECTS))})")
 PASSED: Final = ("messages/count_tokens",)
 """POST routes that are no model calls: forwarded, not recorded."""
-GOOGLE: Final = "/{version:v1(?:alpha|beta)?}/models/{model:.+}:{method:[A-Za-z]+}"
+GOOGLES_MODELS: Final = "/{version:v1(?:alpha|beta)?}/models"
+GOOGLES_MODEL: Final = f"{GOOGLES_MODELS}/{{model:.+}}"
+GOOGLE: Final = f"{GOOGLES_MODEL}:{{method:[A-Za-z]+}}"
 PAUSE_WAIT_SECONDS: Final = 60.0
 MAX_PAUSE_WAIT_SECONDS: Final = 3600.0
 KNOWN: Final = (
     f"POST [{SCOPE}][/v1]/{{{','.join((*DIALECTS, *PASSED))}}}, GET [{SCOPE}][/v1]/models, POST {SCOPE}/close, "
     f"POST [{SCOPE}]/{{v1,v1beta,v1alpha}}/models/MODEL:{{generateContent,streamGenerateContent,countTokens}}, "
+    f"GET [{SCOPE}]/{{v1,v1beta,v1alpha}}/models[/MODEL], "
     "POST /close, POST /delete, POST /pause, POST /resume, POST /model_list, GET /health, GET /metrics"
 )
 logger = logging.getLogger("agl_otel.proxy")
@@ -145,7 +149,8 @@ class Proxy:
             app.router.add_post(f"{prefix}{GOOGLE}", self._call_of_google)
             for path in PASSED:
                 app.router.add_post(f"{prefix}/{path}", self._pass_through(path))
-            app.router.add_get(f"{prefix}/models", self._list_models)
+            for path in ("/models", GOOGLES_MODELS, GOOGLES_MODEL):
+                app.router.add_get(f"{prefix}{path}", self._list_models)
         app.router.add_post(f"{SCOPE}/close", self._close_one)
         app.router.add_post("/close", self._close_many)
         app.router.add_post("/delete", self._delete)
@@ -280,9 +285,21 @@ class Proxy:
         return handle
 
     async def _list_models(self, request: web.Request) -> web.StreamResponse:
-        agent = RequestAgent(request)
+        asked = request.match_info.get("model")
+        if asks_google(request):
+            try:
+                return models(await self._listed(request, RequestAgent(request, google_headers(request)), asked), asked)
+            except (AglError, RecursionError) as error:
+                return as_google(_answer_to(error))
+        if asked is not None:
+            raise web.HTTPNotFound
+        return await self._listed(request, RequestAgent(request))
+
+    async def _listed(self, request: web.Request, agent: RequestAgent, asked: str | None = None) -> web.Response:
+        """Return OpenAI's list of models; of the proxy's own list only `asked`, if a pattern of it matches that."""
         key, agent.own_key = self._allowed(request, agent.headers)
         if key is None and (names := self._models.names()):
+            names = [asked] if asked and self._models.find(asked) else names
             cards = [{"id": name, "object": "model", "created": 0, "owned_by": "agl-otel"} for name in names]
             return web.json_response({"object": "list", "data": cards})
         return await self._running().pass_through(agent, key, "models")

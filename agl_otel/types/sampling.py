@@ -34,6 +34,7 @@ SHAPES: Final[Mapping[str, Sequence[Any]]] = {
     "top_p": (1.0,),
     "top_k": (-1, 0),
     **{name: (value,) for name, value in NEUTRAL.items() if name not in ("top_p", "top_k")},
+    "typical_p": (1.0,),
     "logit_bias": ({},),
     "bad_words": ([],),
     "allowed_token_ids": ([],),
@@ -116,7 +117,9 @@ LogProbs = Literal["", "processed", "raw"]
 vLLM's are by default; empty: unknown."""
 POLICY: Final = "sampling_policy"
 """In a rollout's metadata: `enforce`, where its resource's parameters win over the agent's but for a temperature of 0; or `enforce_all`."""
-ENFORCED: Final = (*("temperature", *NEUTRAL, "logit_bias", "bad_words", "allowed_token_ids", "min_tokens", "best_of", "use_beam_search"),)
+ENFORCED: Final = (
+    *("temperature", *NEUTRAL, "typical_p", "logit_bias", "bad_words", "allowed_token_ids", "min_tokens", "best_of", "use_beam_search"),
+)
 """Fields that a policy enforces. A grammar, a tool choice and LIMITS stay the agent's: its program relies on them."""
 LEAST_TEMPERATURE: Final = 0.01
 """Below it replies are greedy: at 0 by definition, and vLLM samples at 0.01 for anything less."""

@@ -32,7 +32,7 @@ class GoogleAgent(RequestAgent):
     """
 
     def __init__(self, request: web.Request) -> None:
-        super().__init__(request, _headers(request))
+        super().__init__(request, google_headers(request))
         self._model, method = request.match_info["model"], request.match_info["method"]
         if method not in (WHOLE, STREAMED, COUNTED):
             raise UsageError(f"the proxy has no :{method[:100]} of models: it has :{WHOLE}, :{STREAMED}?alt=sse and :{COUNTED}")
@@ -103,7 +103,7 @@ def _translated(event: bytes, stream: Stream) -> bytes:
     return stream.end() if data_of(event) == b"[DONE]" else b""
 
 
-def _headers(request: web.Request) -> CIMultiDict[str]:
+def google_headers(request: web.Request) -> CIMultiDict[str]:
     """Return the headers as those of OpenAI's clients: the key, which Google's send in a header or in the query, is a bearer token."""
     headers = CIMultiDict((name, value) for name, value in request.headers.items() if not name.lower().startswith("x-goog-"))
     key = request.headers.get(KEY_HEADER) or request.query.get(KEY_QUERY)

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import asyncio
 import json
 from typing import Any
 
@@ -9,10 +10,12 @@ import aiohttp
 import pytest
 
 from agl_otel.net.auth import attempt_key
-from agl_otel.proxy.upstream import FixedUpstreams, Upstream
+from agl_otel.proxy.models import ModelList
+from agl_otel.proxy.upstream import FixedUpstreams, ListedUpstreams, Upstream
 from agl_otel.types.sampling import Contract
 from agl_otel_hook import conventions
 from tests.contract.proxy.stand import KEY, SCOPE, Stand, proxy
+from tests.environments import AbsentError, installed
 from tests.model_server import ModelServer
 from tests.otlp_receiver import OtlpReceiver
 from tests.thinking_server import ThinkingServer
@@ -23,6 +26,22 @@ ASKED: dict[str, Any] = {
     "generationConfig": {"temperature": 0.5, "topP": 0.9, "topK": 40, "maxOutputTokens": 9, "thinkingConfig": {"includeThoughts": True}},
     "safetySettings": [],
 }
+SDK = ("google-genai==3.6.1",)
+LISTS = """
+import json, sys
+from google import genai
+
+url, key, version, name = sys.argv[1:]
+options = {"base_url": url} | ({"api_version": version} if version else {})
+right, wrong = (genai.Client(api_key=each, http_options=options) for each in (key, "wrong"))
+found = {"listed": [each.name for each in right.models.list(config={"page_size": 1})], "got": right.models.get(model=name).name}
+for client, model in ((right, "absent"), (wrong, name)):
+    try:
+        client.models.get(model=model)
+    except genai.errors.ClientError as error:
+        found[model] = [error.code, error.status]
+print(json.dumps(found))
+"""
 DECLARED = {"name": "f", "description": "d", "parameters": {"type": "OBJECT", "properties": {"x": {"type": "STRING"}}}}
 
 
@@ -215,3 +234,78 @@ async def test_validated_calls_are_held_to_their_schemas_and_recorded_so(stand: 
     (span,) = await stand.calls()
     contract = Contract.loads(str(span.attributes[conventions.LLM_SAMPLING]))
     assert contract is not None and contract.agent["strict_tools"] is True and "strict_tools" in contract.differing({})
+
+
+async def get(url: str, **headers: str) -> tuple[int, Any]:
+    async with aiohttp.ClientSession() as session, session.get(url, headers=headers) as answer:
+        return answer.status, await answer.json()
+
+
+@pytest.mark.parametrize("scope", [SCOPE, ""])
+@pytest.mark.parametrize("version", ["v1", "v1beta", "v1alpha"])
+async def test_models_are_listed_and_described_in_googles_form(stand: Stand, scope: str, version: str) -> None:
+    card = {"name": "models/m", "displayName": "m", "supportedGenerationMethods": ["generateContent", "countTokens"]}
+    url = f"{stand.url}{scope}/{version}/models"
+    key = {"x-goog-api-key": "dummy"}
+    assert await get(url, **key) == await get(f"{url}?key=dummy&pageSize=1") == (200, {"models": [card]})
+    assert await get(f"{url}/m", **key) == await get(f"{url}/m?key=dummy") == (200, card)
+    status, answer = await get(f"{url}/any/gem", **key)
+    assert status == 404 and answer["error"]["status"] == "NOT_FOUND" and "'any/gem'" in answer["error"]["message"]
+    assert await stand.calls() == [], "no model calls"
+
+
+async def test_what_openais_clients_ask_of_models_stays_openais(stand: Stand) -> None:
+    status, answer = await get(f"{stand.url}{SCOPE}/v1/models")
+    assert status == 200 and answer["object"] == "list"
+    status, answer = await get(f"{stand.url}{SCOPE}/v1/models/m")
+    assert status == 404 and answer["error"]["code"] == "not_found", "it is no route of ours"
+
+
+async def test_models_of_the_proxys_own_list_are_those_that_it_serves(receiver: OtlpReceiver, model: ModelServer) -> None:
+    params = {"model": "hosted_vllm/local", "api_base": model.url}
+    models = ModelList([{"model_name": name, "litellm_params": params} for name in ("policy", "claude-*")])
+    async with proxy(receiver, ListedUpstreams(models), models=models) as stand:
+        url = f"{stand.url}/v1beta/models"
+        listed = (await get(url))[1]["models"]
+        assert [each["name"] for each in listed] == ["models/policy", "models/claude-*"]
+        assert (await get(f"{url}/policy"))[1] == listed[0] and (await get(f"{url}/claude-9"))[1]["name"] == "models/claude-9"
+        assert (await get(f"{url}/other"))[0] == 404
+
+
+@pytest.mark.parametrize("path", ["", "/m"])
+async def test_the_list_of_models_has_the_key_rules_of_calls(receiver: OtlpReceiver, model: ModelServer, path: str) -> None:
+    key = attempt_key("secret", *KEY)
+    async with proxy(receiver, FixedUpstreams(Upstream(model.url, "served")), token="secret") as stand:
+        of_attempt, of_none = (f"{stand.url}{scope}/v1beta/models{path}" for scope in (SCOPE, ""))
+        for url, shown in ((of_attempt, "wrong"), (of_attempt, ""), (of_none, key)):
+            status, answer = await get(url, **{"x-goog-api-key": shown})
+            assert status == 401 and answer["error"]["status"] == "UNAUTHENTICATED", url
+        assert [(await get(url, **{"x-goog-api-key": shown}))[0] for url, shown in ((of_attempt, key), (of_none, "secret"))] == [200, 200]
+
+
+@pytest.mark.parametrize("path", ["", "/m"])
+async def test_errors_of_the_list_of_models_have_googles_form(stand: Stand, model: ModelServer, path: str) -> None:
+    url = f"{stand.url}{SCOPE}/v1beta/models{path}"
+    await model.stop()
+    status, answer = await get(url)
+    assert status == 502 and answer["error"]["status"] == "INTERNAL" and "cannot be reached" in answer["error"]["message"]
+    await stand.close()
+    status, answer = await get(url)
+    assert status == 410 and answer["error"]["status"] == "FAILED_PRECONDITION"
+
+
+@pytest.mark.full  # an environment of its own
+@pytest.mark.parametrize("version", ["", "v1beta", "v1alpha"])
+async def test_googles_sdk_lists_the_models_and_gets_one(receiver: OtlpReceiver, model: ModelServer, version: str) -> None:
+    try:
+        python = installed("google-genai", SDK) / "bin" / "python"
+    except AbsentError as absent:
+        pytest.skip(str(absent))
+    async with proxy(receiver, FixedUpstreams(Upstream(model.url, "served")), token="secret") as stand:
+        for scope, key in ((SCOPE, attempt_key("secret", *KEY)), ("", "secret")):
+            run = await asyncio.create_subprocess_exec(
+                python, "-c", LISTS, stand.url + scope, key, version, "m", stdout=asyncio.subprocess.PIPE
+            )
+            out, _ = await run.communicate()
+            found = {"listed": ["models/m"], "got": "models/m", "absent": [404, "NOT_FOUND"], "m": [401, "UNAUTHENTICATED"]}
+            assert json.loads(out) == found

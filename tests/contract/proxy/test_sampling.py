@@ -135,7 +135,7 @@ async def test_the_runs_parameters_replace_the_agents_own_where_the_rollout_says
 ) -> None:
     own = {"temperature": 0.2, "top_p": 0.9, "stream": False}
     if path == "chat/completions":
-        own |= {"logit_bias": {"7": 5}, "presence_penalty": 1.5, "stop": ["x"], "tool_choice": "required", "n": 1}
+        own |= {"logit_bias": {"7": 5}, "presence_penalty": 1.5, "typical_p": 0.9, "stop": ["x"], "tool_choice": "required", "n": 1}
     upstreams = FixedUpstreams(Upstream(model.url, "m", sampling=RUN), policy="enforce")
     async with proxy(receiver, upstreams) as stand:
         await asked(stand, path, **own)
@@ -145,6 +145,7 @@ async def test_the_runs_parameters_replace_the_agents_own_where_the_rollout_says
     assert contract["overridden"]["temperature"] == 0.2 and "temperature" not in contract.get("agent", {})
     if path == "chat/completions":
         assert (sent.get("logit_bias"), sent["presence_penalty"], sent["stop"], sent["tool_choice"]) == (None, 0.0, ["x"], "required")
+        assert sent.get("typical_p") is None and contract["overridden"]["typical_p"] == 0.9
         recorded = Contract.loads(json.dumps(contract))
         assert recorded is not None and recorded.differing(NEUTRAL)[0] == "tool_choice", "what its program relies on stays"
 

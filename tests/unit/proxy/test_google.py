@@ -8,11 +8,13 @@ from copy import deepcopy
 from typing import Any
 
 import pytest
+from aiohttp import web
 from hypothesis import given
 from hypothesis import strategies as st
 
 from agl_otel.errors import UsageError
 from agl_otel.proxy.google.answer import Stream, error, whole
+from agl_otel.proxy.google.models import models
 from agl_otel.proxy.google.request import chat_request
 from agl_otel.proxy.reply import encoded
 
@@ -328,3 +330,15 @@ def test_an_answer_of_any_form_is_translated(place: int, value: Any) -> None:
     holder, key = _places(payload)[place]
     holder[key] = value
     json.dumps([whole(payload), error(200, encoded(payload)), _events(Stream(), payload, REPLIED)], allow_nan=False)
+
+
+@pytest.mark.parametrize("name", [None, "m"])
+@pytest.mark.parametrize("body", ["<html>", "[]", "{}", '{"data": {}}'])
+def test_what_is_no_list_of_models_is_an_error_of_the_model_server(body: str, name: str | None) -> None:
+    answer = models(web.Response(text=body), name)
+    assert answer.status == 502 and "/models is no list" in (answer.text or "")
+
+
+def test_only_models_with_a_name_are_listed() -> None:
+    listed = web.json_response({"data": [{"id": "a"}, {"id": 1}, {}, "b"]})
+    assert [each["name"] for each in json.loads(models(listed, None).text or "")["models"]] == ["models/a"]

@@ -28,6 +28,8 @@ def processed(asked: Mapping[str, Any], told: Mapping[str, Any] = TOLD) -> Contr
         ({"top_p": "0.9"}, ("top_p",)),
         ({"top_p": 1, "top_k": 0, "min_p": 0, "logit_bias": {}, "tool_choice": "none"}, ()),
         ({"top_k": 20, "min_p": 0.1}, ("top_k", "min_p")),
+        ({"typical_p": 1.0}, ()),
+        ({"typical_p": 0.9}, ("typical_p",)),
         ({"repetition_penalty": 1.1, "frequency_penalty": 0.5, "presence_penalty": -0.5}, tuple(NEUTRAL)[3:]),
         ({"logit_bias": {"7": -100}}, ("logit_bias",)),
         ({"response_format": {"type": "json_object"}}, ("response_format",)),
@@ -74,7 +76,7 @@ def test_a_call_differs_by_the_fields_that_change_its_distribution(asked: dict[s
     "name",
     [
         *("thinking_token_budget", "vllm_xargs", "watermarking", "json_schema", "custom_logit_processor", "custom_params", "lora_path"),
-        *("typical_p", "grammar", "guided_json_object", "structural_tag", "logits_processors", "no_repeat_ngram_size", "function_call"),
+        *("grammar", "guided_json_object", "structural_tag", "logits_processors", "no_repeat_ngram_size", "function_call"),
         *("structured_outputs", "session_params", "fallbacks", "some_field_of_tomorrow"),
     ],
 )
@@ -86,6 +88,10 @@ def test_a_field_that_is_not_known_to_leave_the_distribution_alone_differs(name:
         assert processed({name: value}).notes({})[0].startswith(f"own {name}") and not processed({name: value}).is_plain
         assert Contract.of({name: value}, TOLD, "temperature").differing(TOLD) == (), "its server does not heed it"
     assert processed({name: None}).differing(TOLD) == (), "null is unset"
+
+
+def test_a_parameter_that_few_servers_take_is_not_sent() -> None:
+    assert "typical_p" not in TOLD
 
 
 def test_the_fields_of_the_protocols_are_known_and_few_of_them_count() -> None:
