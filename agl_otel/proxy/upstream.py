@@ -387,8 +387,9 @@ def listed(models: Lists | None, asked: str | None) -> Sequence[Upstream]:
     pool = models.find(asked) if models is not None else ()
     if not pool:
         names = models.names() if models is not None else []
+        named = f" {asked!r}" if asked else ""
         raise NotFoundError(
-            f"the proxy has no model {asked!r} in its list ({', '.join(names) or 'which is empty'}), and the rollout has no LLM among its "
+            f"the proxy has no model{named} in its list ({', '.join(names) or 'which is empty'}), and the rollout has no LLM among its "
             "resources whose endpoint is a model server: publish one, or add the model (AGL_MODELS, LLMProxy) or an "
             "upstream (AGL_UPSTREAM_URL)"
         )

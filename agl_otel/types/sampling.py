@@ -29,8 +29,9 @@ NEUTRAL: Final[Mapping[str, float]] = {
     "frequency_penalty": 0.0,
     "presence_penalty": 0.0,
 }
-"""{parameter: the value that leaves the distribution unchanged} for vLLM, SGLang and this package's server; top_k -1 is all tokens."""
-SHAPES: Final[Mapping[str, Sequence[Any]]] = {
+"""{parameter that a training resource sends with every call: the value that leaves the distribution unchanged} for vLLM, SGLang and this
+package's server; top_k -1 is all tokens. A parameter that only some servers take goes into SHAPES alone."""
+_PARAMETERS: Final[Mapping[str, Sequence[Any]]] = {
     "top_p": (1.0,),
     "top_k": (-1, 0),
     **{name: (value,) for name, value in NEUTRAL.items() if name not in ("top_p", "top_k")},
@@ -41,6 +42,9 @@ SHAPES: Final[Mapping[str, Sequence[Any]]] = {
     "min_tokens": (0,),
     "best_of": (1,),
     "use_beam_search": (False,),
+}
+SHAPES: Final[Mapping[str, Sequence[Any]]] = {
+    **_PARAMETERS,
     "response_format": ("text",),
     **dict.fromkeys(("tool_choice", "function_call"), ("auto", "none")),
     "strict_tools": (False,),
@@ -117,9 +121,7 @@ LogProbs = Literal["", "processed", "raw"]
 vLLM's are by default; empty: unknown."""
 POLICY: Final = "sampling_policy"
 """In a rollout's metadata: `enforce`, where its resource's parameters win over the agent's but for a temperature of 0; or `enforce_all`."""
-ENFORCED: Final = (
-    *("temperature", *NEUTRAL, "typical_p", "logit_bias", "bad_words", "allowed_token_ids", "min_tokens", "best_of", "use_beam_search"),
-)
+ENFORCED: Final = ("temperature", *_PARAMETERS)
 """Fields that a policy enforces. A grammar, a tool choice and LIMITS stay the agent's: its program relies on them."""
 LEAST_TEMPERATURE: Final = 0.01
 """Below it replies are greedy: at 0 by definition, and vLLM samples at 0.01 for anything less."""

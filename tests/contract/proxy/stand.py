@@ -83,11 +83,13 @@ async def proxy(
     telemetry = Telemetry(otlp_endpoint=receiver.grpc_address, service_name="proxy")
     served = Proxy(upstreams, telemetry, token=token, limits=limits or Limits(), flush_seconds=2.0, models=models, litellm=litellm)
     runner = make_runner(served.app(), handler_cancellation=True)
-    await runner.setup()
-    await web.TCPSite(runner, "127.0.0.1", 0).start()
-    yield Stand(f"http://127.0.0.1:{runner.addresses[0][1]}", telemetry, receiver)
-    await runner.cleanup()
-    await asyncio.to_thread(telemetry.shutdown)
+    try:
+        await runner.setup()
+        await web.TCPSite(runner, "127.0.0.1", 0).start()
+        yield Stand(f"http://127.0.0.1:{runner.addresses[0][1]}", telemetry, receiver)
+    finally:
+        await runner.cleanup()
+        await asyncio.to_thread(telemetry.shutdown)
 
 
 async def ask(client: openai.AsyncOpenAI, messages: Any = HELLO, **options: Any) -> Any:
