@@ -79,9 +79,9 @@ class Exported:
 
     def pin(self, ids: Sequence[str]) -> Pin:
         """Return the batch's pin, with its rollouts in the order of `ids`."""
-        read = self._read.rollouts
-        rollouts = {rollout_id: read[rollout_id] for rollout_id in ids if rollout_id in read}
-        return Pin(self._reading, self._rules, rollouts, self._read.digest, self._counts["rows"], self._content.hexdigest())
+        read = self._read
+        rollouts = {rollout_id: read.rollouts[rollout_id] for rollout_id in ids if rollout_id in read.rollouts}
+        return Pin(self._reading, self._rules, rollouts, read.digest, read.evaluations, self._counts["rows"], self._content.hexdigest())
 
     def figures(self) -> dict[str, Any]:
         """Return the report's figures."""

@@ -17,7 +17,7 @@ from agl_otel.errors import ConflictError, DataError
 from agl_otel.types import AttemptedRollout
 from agl_otel.types.columns import Traces, joined_digest
 
-VERSION = 1
+VERSION = 2
 EXAMPLES = 10
 
 
@@ -29,6 +29,8 @@ class Read:
     """{rollout id: (latest attempt, highest sequence number read)}."""
     digest: str = ""
     """columns.Traces.digest: a hash of the identities of all spans that were read."""
+    evaluations: dict[str, list[int]] = field(default_factory=dict[str, list[int]])
+    """columns.Traces.evaluations."""
 
     def add(self, traces: Traces) -> None:
         """Add a page."""
@@ -36,6 +38,7 @@ class Read:
             attempt_id = each.attempt.attempt_id if isinstance(each, AttemptedRollout) else ""
             self.rollouts[each.rollout_id] = (attempt_id, traces.highest_sequence.get(each.rollout_id, 0))
         self.digest = joined_digest(self.digest, traces.digest)
+        self.evaluations |= traces.evaluations
 
 
 @dataclass(frozen=True)
@@ -47,6 +50,8 @@ class Pin:
     rollouts: dict[str, tuple[str, int]]
     digest: str
     """Of Read, as `rollouts`."""
+    evaluations: dict[str, list[int]]
+    """Likewise: the batch is made again with these, whatever feedback has come since."""
     rows: int
     content: str
     """SHA-256 of the rows."""

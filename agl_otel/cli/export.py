@@ -183,18 +183,20 @@ def functions_of(reading: Reading) -> Functions:
     return Functions(adapter() if isinstance(adapter, type) else adapter, *loaded[1:])  # a class is an adapter of Agent Lightning 0.3
 
 
-async def _pages(store: Store, ids: Sequence[str], readings: Sequence[Reading]) -> AsyncGenerator[tuple[Traces, Sequence[Span]]]:
+async def _pages(
+    store: Store, ids: Sequence[str], readings: Sequence[Reading], pin: Pin | None = None
+) -> AsyncGenerator[tuple[Traces, Sequence[Span]]]:
     """Read rollouts in pages by the order of their ids, which is that of the rows; each while the caller converts the one before.
 
-    If a row may depend on other rollouts, all are one page.
+    If a row may depend on other rollouts, all are one page. With a pin, feedback that came since is left out.
     """
     size = max(len(ids), PAGE_ROLLOUTS) if any(map(needs_all, readings)) else PAGE_ROLLOUTS
     ids = ids if len(ids) <= size else sorted(ids)
 
     async def read(some: Sequence[str]) -> tuple[Traces, Sequence[Span]]:
-        traces = await store.traces(
-            some, deadline_seconds=0, texts=not all(map(reads_spans, readings)), tree=any(each.returns for each in readings)
-        )
+        texts, tree = not all(map(reads_spans, readings)), any(each.returns for each in readings)
+        rated = None if pin is None else [each for rollout_id in some for each in pin.evaluations.get(rollout_id, ())]
+        traces = await store.traces(some, deadline_seconds=0, texts=texts, tree=tree, evaluations=rated)
         known = [rollout.rollout_id for rollout in traces.rollouts]
         return traces, await store.spans(known) if known and any(map(needs_spans, readings)) else []
 
@@ -233,7 +235,7 @@ async def _write(
         write(found.rows if reading.adapter else [as_written(reading.form, row) for row in found.rows])
 
     with _opened(target, rebuilt=pin is not None) as write:
-        async with aclosing(_pages(store, ids, (reading,))) as pages:
+        async with aclosing(_pages(store, ids, (reading,), pin)) as pages:
             async for traces, spans in pages:
                 await asyncio.to_thread(convert, write, traces, spans)
         exported.check_reward()

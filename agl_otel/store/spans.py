@@ -6,7 +6,7 @@ import asyncio
 import logging
 import time
 from collections import Counter
-from collections.abc import Sequence
+from collections.abc import Collection, Sequence
 from typing import TYPE_CHECKING, Final
 
 from agl_otel.errors import NotFoundError
@@ -114,11 +114,13 @@ class Spans(Connected):
         texts: bool = False,
         tree: bool = False,
         barrier: bool = True,
+        evaluations: Collection[int] | None = None,
     ) -> Traces:
         """Read all observations of the rollouts as columns, behind a barrier, with a verdict for every attempt.
 
         Incomplete attempts are read again until `deadline_seconds` have passed. `texts`: include the content of every call;
         `tree`: all spans with their parents, for credit (adapters/credit.py). Without `barrier` the latest spans may be missing.
+        `evaluations`: of those that came as log records, as feedback does, these alone (Traces.evaluations of an earlier read).
         """
         connection = await self._open()
         ids = [rollout if isinstance(rollout, str) else rollout.rollout_id for rollout in rollouts]
@@ -126,7 +128,13 @@ class Spans(Connected):
         by_id = {rollout.rollout_id: rollout for rollout in found}
         in_order = [by_id[rollout_id] for rollout_id in ids if rollout_id in by_id]
         return await connection.reader.traces(
-            in_order, list(attempts), barrier=barrier, deadline_seconds=deadline_seconds, texts=texts, tree=tree
+            in_order,
+            list(attempts),
+            barrier=barrier,
+            deadline_seconds=deadline_seconds,
+            texts=texts,
+            tree=tree,
+            evaluations=evaluations,
         )
 
 

@@ -39,9 +39,11 @@ from agl_otel.traces.tokens import (
     call_errors,
     call_texts,
     distinct_in_order,
+    evaluations_of,
     reward_rows,
     rollouts_to_read,
     span_columns,
+    with_evaluations,
     with_responses,
 )
 from agl_otel.traces.trace_query import MANY, FoundTrace, TraceQuery
@@ -373,13 +375,15 @@ class TraceReader:
         deadline_seconds: float = 5.0,
         texts: bool = False,
         tree: bool = False,
+        evaluations: Collection[int] | None = None,
     ) -> Traces:
         """Read all observations of `rollouts`, with a verdict for each of `attempts`.
 
         Incomplete attempts are read again until `deadline_seconds` have passed, since their last spans may still arrive; collectors that
         do not answer are retried as long. If some never answer, spans that they acked may be missing: attempts that are not complete
         anyway then count as incomplete, and the reasons name those collectors. The calls' content is read with `texts`, else only for
-        rollouts with a split trajectory or images; `tree`: return all spans with their parents, too. Raises UnavailableError if ClickHouse
+        rollouts with a split trajectory or images; `tree`: return all spans with their parents, too; `evaluations`: of those that
+        came as log records these alone (Traces.evaluations of an earlier read). Raises UnavailableError if ClickHouse
         does not answer by the deadline; a slow read is waited for while it answers pings. Many rollouts are read in parts
         (ROLLOUTS_PER_QUERY), a part that is too large for one read of ClickHouse in smaller ones; if a single rollout is too large, its
         attempts are incomplete.
@@ -390,7 +394,7 @@ class TraceReader:
         patience = deadline if deadline > began else began + ONCE_SECONDS
         while True:
             silent = await self._silent_collectors(patience, deadline) if barrier else {}
-            table, facts, unread = await self._await_read(lambda: self._observed(ids), patience)
+            table, facts, unread = await self._await_read(lambda: self._observed(ids, evaluations), patience)
             verdicts = _verdicts(facts, attempts, silent)
             late = (rollout_id for (rollout_id, _), verdict in verdicts.items() if verdict.kind == "incomplete")
             if time.monotonic() >= deadline or not any(rollout_id not in unread for rollout_id in late):
@@ -431,6 +435,7 @@ class TraceReader:
             spans=facts.spans,
             highest_sequence=facts.highest_sequence,
             digest=facts.digest,
+            evaluations=evaluations_of(table),
         )
 
     async def _silent_collectors(self, until: float, deadline: float) -> dict[str, str]:
@@ -476,10 +481,12 @@ class TraceReader:
         finally:
             task.cancel()
 
-    async def _observed(self, ids: Sequence[str]) -> tuple[Table, ReadFacts, dict[str, str]]:
+    async def _observed(self, ids: Sequence[str], evaluations: Collection[int] | None) -> tuple[Table, ReadFacts, dict[str, str]]:
         """Return what is stored of these rollouts, and {rollout id: why it cannot be read}."""
         table, unread = await self._table("traces", ids)
-        return (table := distinct_in_order(with_derived(table))), ReadFacts.of(table), unread
+        table = distinct_in_order(with_derived(table))
+        table = table if evaluations is None else with_evaluations(table, evaluations)
+        return table, ReadFacts.of(table), unread
 
     async def _table(self, name: str, ids: Sequence[str]) -> tuple[Table, dict[str, str]]:
         """Return the rows of a named query, and {rollout id: why it cannot be read}."""

@@ -7,7 +7,7 @@ from __future__ import annotations
 
 import itertools
 from collections import Counter
-from collections.abc import Mapping, Sequence
+from collections.abc import Collection, Mapping, Sequence
 from dataclasses import replace
 from typing import Any, Final, cast
 
@@ -45,6 +45,21 @@ def distinct_in_order(table: Table) -> Table:
     for name in _TOKEN_COLUMNS:
         narrow = narrow.append_column(name, _taken(table.column(name), rows))
     return narrow
+
+
+def evaluations_of(table: Table) -> dict[str, list[int]]:
+    """Return Traces.evaluations."""
+    found: dict[str, list[int]] = {}
+    records = table.filter(column(table, "IsRecord").astype(bool))
+    for rollout_id, identity in zip(strings(records, "RolloutId"), column(records, "Identity").tolist(), strict=True):
+        found.setdefault(rollout_id, []).append(identity)
+    return found
+
+
+def with_evaluations(table: Table, known: Collection[int]) -> Table:
+    """Leave out the log records, which are evaluations, but for those of these identities."""
+    others = column(table, "IsRecord").astype(bool) & ~np.isin(column(table, "Identity"), np.array([*known], np.uint64))
+    return table.filter(~others) if others.any() else table
 
 
 def _taken(lists: Any, rows: NDArray[np.int64]) -> Any:

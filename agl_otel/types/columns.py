@@ -217,6 +217,8 @@ class Traces:
     """{rollout id: highest sequence number read}; with `digest` it identifies the data read."""
     digest: str = ""
     """Hash of the spans' identities; it changes when a late span arrives."""
+    evaluations: dict[str, list[int]] = field(default_factory=dict[str, list[int]])
+    """{rollout id: identities of its evaluations that came as log records}; without those that have none."""
 
     def trusting(self, sources: Collection[str] | None) -> Traces:
         """Return the traces with the rewards of these sources alone; None: of all."""
@@ -242,6 +244,7 @@ class Traces:
             spans=first.spans + second.spans,
             highest_sequence=first.highest_sequence | second.highest_sequence,
             digest=joined_digest(first.digest, second.digest),
+            evaluations=first.evaluations | second.evaluations,
         )
 
     @property

@@ -269,6 +269,21 @@ def content_of(target: Path) -> Any:
     return table.schema, table.to_pylist()
 
 
+def test_a_batch_is_rebuilt_with_the_rewards_that_it_had(store: LightningStore, tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    begun = asyncio.run(fill(store, 0.75))
+    asyncio.run(store.add_reward(0.5, rollout_id=begun.rollout_id, source="ann"))
+    cli, pin = Cli(store, capsys), str(tmp_path / "batch.jsonl.pin.json")
+    cli.run(str(tmp_path / "batch.jsonl"), "--rollout", begun.rollout_id, "--reward-source", "ann")
+    asyncio.run(store.add_reward(0.0, rollout_id=begun.rollout_id, source="ann"))
+    cli.run(str(tmp_path / "again.jsonl"), "--rebuild", pin)
+    assert (tmp_path / "again.jsonl").read_bytes() == (tmp_path / "batch.jsonl").read_bytes()
+    assert json.loads((tmp_path / "again.jsonl").read_text())["reward"] == 0.5
+    cli.run(str(tmp_path / "now.jsonl"), "--rollout", begun.rollout_id, "--reward-source", "ann")
+    assert json.loads((tmp_path / "now.jsonl").read_text())["reward"] == 0.0
+    other = json.loads(cli.run("--diff", pin, "--json"))
+    assert other["since_the_pin"] and other["reward_mean"] == [0.0, 0.0], "what has come since is named, and counts there"
+
+
 def test_a_batch_in_pages_is_rebuilt_compared_and_refused(
     store: LightningStore, many: Sequence[str], tmp_path: Path, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
 ) -> None:
