@@ -34,6 +34,7 @@ COMMANDS: Final = {
     "runs": ("agl_otel.cli.runs:runs", "List, show and compare runs, or export a run's model."),
     "rollouts": ("agl_otel.cli.rollouts:rollouts", "List rollouts and work on them."),
     "feedback": ("agl_otel.cli.feedback:feedback", "Reward, comment or correct what an agent did, after the fact."),
+    "judge": ("agl_otel.cli.judge:judge", "Have a model score attempts by a rubric; compare it with people."),
     "queue": ("agl_otel.cli.queue:queue", "Count rollouts, list failed ones, remove old ones."),
     "resources": ("agl_otel.cli.records:resources", "Show the prompts and model addresses that agents are given."),
     "workers": ("agl_otel.cli.records:workers", "Show the processes that claim rollouts."),
