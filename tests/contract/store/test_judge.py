@@ -5,6 +5,7 @@ from __future__ import annotations
 import asyncio
 import json
 import re
+import shlex
 import signal
 from collections import Counter
 from collections.abc import Callable, Iterator
@@ -22,6 +23,7 @@ from tests.contract.store.test_export import call_of
 from tests.contract.store.test_export_reviews import message
 from tests.model_server import ModelServer, in_a_thread
 from tests.system.stack_process import Command, until
+from tests.unit.test_docs import ROOT, commands_in
 
 
 RUBRIC = "Is it right?\n\nright = 1\nhalf right = 0.5\nnot sure =\nwrong = 0"
@@ -330,3 +332,36 @@ def test_a_run_that_is_killed_goes_on_where_it_was(judged: Judged, model: JudgeS
     assert (report["judged"], report["judged_before"], report["left"]) == (7, 5, 0)
     assert Counter(model.asked_of) == Counter(range(12)) + in_flight, "only what was in flight is asked again"
     assert judged.rows() == dict.fromkeys(judged.rollouts, 1)
+
+
+def test_the_walk_of_the_docs_judges_compares_and_exports(
+    store: LightningStore, model: JudgeServer, capsys: pytest.CaptureFixture[str], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    typed = [shlex.split(each) for each in commands_in((ROOT / "docs" / "judges.md").read_text())]
+    estimate, first, calibrate, nightly, export = (arguments for _, *arguments in typed)
+    rubric, source = first[first.index("--rubric") + 1], f"judge:{first[first.index('--model') + 1]}"
+    monkeypatch.setenv("OPENAI_API_KEY", KEY)
+    monkeypatch.setenv("OPENAI_BASE_URL", model.url)
+    monkeypatch.chdir(tmp_path)
+    place = Judged(store, model, capsys, rubric)
+    place.name = "support"
+    place.add(4)
+    for number in range(3):
+        asyncio.run(store.add_reward(float(number == 1), rollout_id=place.rollouts[number], source="ann", rubric=f"{rubric}@1"))
+
+    def run(arguments: list[str]) -> str:
+        with pytest.raises(SystemExit) as ended:
+            main([*arguments, "--store", store._source.address()])  # pyright: ignore[reportPrivateUsage]
+        captured = capsys.readouterr()
+        assert ended.value.code == 0, captured
+        return captured.out
+
+    assert "4 attempts to judge" in run(estimate) and model.requests == []
+    assert f"{source} judged 4 attempts under {rubric}@1: 2 right, 0 half right, 0 not sure, 2 wrong" in run(first)
+    assert "0.000 of 3 attempts" in run(calibrate)
+    asked = len(model.requests)
+    run([*nightly, "--run", "support"])  # in this store are the attempts of all other tests
+    assert len(model.requests) == asked, "it goes on where the first was"
+    run([*export, "--take", "incomplete", "--take", "unproven"])
+    rows = [json.loads(line) for line in (tmp_path / export[1]).read_text().splitlines()]
+    assert sorted(row["messages"][0]["content"] for row in rows) == ["task no. 1", "task no. 3"]
