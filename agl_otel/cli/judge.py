@@ -67,7 +67,7 @@ class _Price(click.ParamType[Price]):
 @click.option("--max-answer-tokens", type=Whole(1), default=1024, show_default=True, help="Of one answer, with its reasoning.")
 @click.option("--temperature", type=Finite(0, 2), default=0.0, show_default=True, help="Some reasoning models take nothing but 1.")
 @click.option("--at-once", type=Whole(1, 256), default=4, show_default=True, help="Requests in flight.")
-@click.option("--retry-refused", is_flag=True, help="Also ask again about attempts whose answers could not be read.")
+@click.option("--retry-refused", is_flag=True, help="Also ask again about attempts without a verdict, for which it was asked.")
 @click.option("--dry-run", is_flag=True, help="Ask nothing: count the attempts, estimate the tokens, show the first prompt.")
 @click.option("--calibrate", is_flag=True, help="Ask nothing: compare the verdicts that are stored with those of people.")
 @data_dir_option
@@ -117,14 +117,13 @@ def judge(
             await must_exist(opened.queue, rollout_ids, opened.reader)
             judging = Judge(opened, await opened.rubric(rubric), model)
             pending = await judging.pending(chosen, retry_refused=retry_refused)
-            taken = pending._replace(attempts=pending.attempts[:limit])
             if dry_run:
-                await _show_estimate(judging, taken, access, price, as_json=as_json)
+                await _show_estimate(judging, pending, access, price, limit=limit, as_json=as_json)
                 return
             _check_not_proxy(opened, access.endpoint)
             spend = Spend(bounds, price)
             async with JudgeModel(access, spend) as asked:
-                outcome = await judging.run(taken.attempts, asked, at_once=given["at_once"])
+                outcome = await judging.run(pending.attempts, asked, limit=limit, at_once=given["at_once"])
             report = _report(judging, pending, outcome, spend)
             print_json(report) if as_json else click.echo("\n".join(_lines(report, outcome)))
             if outcome.error is not None:
@@ -139,9 +138,7 @@ def _access(model: str, given: dict[str, Any]) -> Access:
     if parts.scheme not in ("http", "https") or not parts.hostname:
         raise UsageError(f"--endpoint {without_secrets(endpoint)!r} is no http:// or https:// address")
     if parts.password or parts.username:
-        raise UsageError(
-            "--endpoint holds a password, which other users of this machine can see: set the key in the environment (--key-env)"
-        )
+        raise UsageError("--endpoint holds a password, which other users can see in `ps`: set the key in the environment (--key-env)")
     key_from = given["key_env"]
     key = os.environ.get(key_from, "")
     if not key and key_from != "OPENAI_API_KEY":
@@ -175,6 +172,7 @@ def _report(judging: Judge, pending: Pending, outcome: Outcome, spend: Spend) ->
         "estimated_calls": spend.estimated,
         "cost": spend.cost,
         "stopped": outcome.stopped,
+        "error": "" if outcome.error is None else str(outcome.error),
     }
 
 
@@ -189,17 +187,22 @@ def _lines(report: dict[str, Any], outcome: Outcome) -> list[str]:
             for why, count in report["refused"].items()
         ),
         f"spent: {counted(report['calls'], 'call')}, {report['prompt_tokens']:,} + {report['answer_tokens']:,} tokens{cost}{estimated}",
-        f"judged before: {report['judged_before']}; left: {report['left']}" + (f"; stopped: {outcome.stopped}" if outcome.stopped else ""),
+        f"judged before: {report['judged_before']:,}; left: {report['left']:,}"
+        + (f"; stopped: {outcome.stopped}" if outcome.stopped else ""),
     ]
 
 
-async def _show_estimate(judging: Judge, pending: Pending, access: Access, price: Price | None, *, as_json: bool) -> None:
+async def _show_estimate(
+    judging: Judge, pending: Pending, access: Access, price: Price | None, *, limit: int | None, as_json: bool
+) -> None:
     sizes, without, first = list[int](), 0, ""
     async for _, prompt in judging.prompts(pending.attempts):
         if isinstance(prompt, str):
             without += 1
             continue
         first = first or "\n\n".join(f"{each['role']}:\n{each['content']}" for each in prompt)
+        if len(sizes) == limit:
+            break
         sizes.append(sum(len(each["content"]) for each in prompt))
     tokens = sum(sizes) // CHARACTERS_PER_TOKEN
     most = len(sizes) * access.max_answer_tokens

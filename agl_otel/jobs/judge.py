@@ -20,6 +20,7 @@ from agl_otel.queue.lifecycle import FINISHED
 from agl_otel.spans.dialects.dialect import Message
 from agl_otel.spans.tolerant import MALFORMED
 from agl_otel.store import Store
+from agl_otel.traces.reviews import read_known_feedback
 from agl_otel.types import AttemptedRollout, RolloutMode, Span, is_trial
 from agl_otel.types.columns import AttemptKey
 from agl_otel.types.feedback import EARLIEST_SECONDS, Feedback
@@ -31,6 +32,7 @@ LONGEST_PROMPT: Final = 400_000  # characters
 REFUSED_IN_A_ROW: Final = 5
 """So many prompts that the server refuses, one after the other, end a run: then it is not the prompts."""
 _SOON: Final = 1e-6
+"""Seconds after the attempt's end, for each second that has passed since, at which a verdict counts as given."""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -45,10 +47,19 @@ class Chosen:
     """Unix seconds of the earliest end."""
 
 
+class Target(NamedTuple):
+    """An attempt to judge."""
+
+    rollout_id: str
+    attempt_id: str
+    end: float | None
+    """Unix seconds."""
+
+
 class Pending(NamedTuple):
     """Attempts to judge, the latest first."""
 
-    attempts: list[AttemptedRollout]
+    attempts: list[Target]
     known: int
     """How many of those that were chosen have been judged."""
 
@@ -66,6 +77,8 @@ class Outcome:
     """Why it ended before all were judged."""
     error: AglError | None = None
     """If it failed: what was judged before is stored."""
+    not_stored: list[Target] = field(default_factory=list[Target])
+    """Those whose prompts the server has refused since its last answer."""
 
     @property
     def is_over(self) -> bool:
@@ -79,11 +92,11 @@ class Outcome:
 
 
 REFUSALS: Final = {
-    "unreadable": "the judge answered twice with no label of the rubric and reason; it is not asked again, unless by --retry-refused",
+    "unreadable": "the judge answered twice with something else than a label of the rubric and a reason; --retry-refused asks again",
     "too_long": f"the prompt would have more than {LONGEST_PROMPT:,} characters",
     "no_conversation": "no model call with messages was captured",
     "unread_spans": "the messages of the spans cannot be read",
-    "refused_by_server": "the model server refused the prompt",
+    "refused_by_server": "the model server refused the prompt; --retry-refused asks again",
 }
 """{reason why an attempt got no verdict: its text}."""
 
@@ -95,7 +108,6 @@ class Judge:
         self._store = store
         self.rubric = rubric
         self._model = model
-        self._refused_in_a_row = 0
 
     @property
     def source(self) -> str:
@@ -103,23 +115,23 @@ class Judge:
         return JUDGE + self._model
 
     async def pending(self, chosen: Chosen, *, retry_refused: bool = False) -> Pending:
-        """Return the attempts that it has not judged yet; `retry_refused`: and those whose answers could not be read."""
+        """Return the attempts that it has not judged yet; `retry_refused`: and those of which it gave no verdict when asked."""
         await self._store.open()
         await self._store.reader.barrier()
-        found, known = list[AttemptedRollout](), 0
+        found, known = list[Target](), 0
         kinds = ("judge",) if retry_refused else ("judge", "refused")
         listed = {each.rollout_id: each async for each in _ended(self._store, chosen)}
         rollouts = list(listed.values())
         for start in range(0, len(rollouts), LISTED):
             page = rollouts[start : start + LISTED]
             ids = [self._id(each, kind) for each in page for kind in kinds]
-            stored = await self._store.known_feedback([each.rollout_id for each in page], ids)
+            stored = await read_known_feedback(self._store.reader, [each.rollout_id for each in page], ids)
             left = [each for each in page if not any(self._id(each, kind) in stored for kind in kinds)]
             found += left
             known += len(page) - len(left)
         return Pending(found, known)
 
-    async def prompts(self, attempts: Sequence[AttemptedRollout]) -> AsyncGenerator[tuple[AttemptedRollout, list[Message] | str]]:
+    async def prompts(self, attempts: Sequence[Target]) -> AsyncGenerator[tuple[Target, list[Message] | str]]:
         """Iterate over attempts, each with its prompt, or with the reason (REFUSALS) why it has none."""
         for start in range(0, len(attempts), READ):
             page = attempts[start : start + READ]
@@ -127,43 +139,49 @@ class Judge:
             for span in await self._store.spans([each.rollout_id for each in page]):
                 spans.setdefault((span.rollout_id, span.attempt_id), []).append(span)
             for each in page:
-                yield each, await asyncio.to_thread(self._prompt, spans.get(_key(each), []))
+                yield each, await asyncio.to_thread(self._prompt, spans.get(each[:2], []))
 
-    async def run(self, attempts: Sequence[AttemptedRollout], model: JudgeModel, *, at_once: int) -> Outcome:
-        """Judge attempts, `at_once` at a time, until a bound is reached or the model server fails; calls in flight then end."""
-        outcome, room = Outcome(), asyncio.Semaphore(at_once)
+    async def run(self, attempts: Sequence[Target], model: JudgeModel, *, limit: int | None, at_once: int) -> Outcome:
+        """Judge at most `limit` of the attempts, `at_once` at a time, until a bound is reached or the model server fails; calls in flight
+        then end. Attempts without a prompt do not count."""
+        outcome, room, asked = Outcome(), asyncio.Semaphore(at_once), 0
 
-        async def judge(rollout: AttemptedRollout, prompt: list[Message]) -> None:
+        async def judge(target: Target, prompt: list[Message]) -> None:
             try:
-                await self._judge(rollout, prompt, model, outcome)
+                await self._judge(target, prompt, model, outcome)
             finally:
                 room.release()
 
         async with asyncio.TaskGroup() as group:
             try:
-                async for rollout, prompt in self.prompts(attempts):
+                async for target, prompt in self.prompts(attempts):
                     if isinstance(prompt, str):
-                        _refuse(outcome, prompt, rollout, REFUSALS[prompt])
+                        _refuse(outcome, prompt, target, REFUSALS[prompt])
                         continue
                     await room.acquire()
+                    if asked == limit and not outcome.is_over:
+                        outcome.stopped = f"--limit {limit} is reached"
                     if outcome.is_over:
                         break
-                    group.create_task(judge(rollout, prompt))
+                    asked += 1
+                    group.create_task(judge(target, prompt))
             except AglError as error:  # of the store; what is in flight ends
                 outcome.error = outcome.error or error
         return outcome
 
-    async def _judge(self, rollout: AttemptedRollout, prompt: list[Message], model: JudgeModel, outcome: Outcome) -> None:
+    async def _judge(self, target: Target, prompt: list[Message], model: JudgeModel, outcome: Outcome) -> None:
         try:
             verdict = await self._verdict(prompt, model)
-            self._refused_in_a_row = 0
-            await self._store.add_feedback(self._feedback(rollout, verdict))
+            refused, outcome.not_stored = outcome.not_stored, []
+            for each in refused:
+                await self._store.add_feedback(self._feedback(each, "the model server refused the prompt"))
+            await self._store.add_feedback(self._feedback(target, verdict))
         except BoundError as error:
             outcome.stopped = str(error)
         except PromptRefusedError as error:
-            self._refused_in_a_row += 1
-            _refuse(outcome, "refused_by_server", rollout, str(error))
-            if self._refused_in_a_row >= REFUSED_IN_A_ROW:
+            _refuse(outcome, "refused_by_server", target, str(error))
+            outcome.not_stored.append(target)
+            if len(outcome.not_stored) >= REFUSED_IN_A_ROW:
                 outcome.error = ModelServerError(f"{REFUSED_IN_A_ROW} prompts were refused one after the other, the last one: {error}")
         except AglError as error:
             outcome.error = error
@@ -171,7 +189,7 @@ class Judge:
             if isinstance(verdict, Verdict):
                 outcome.labels[verdict.label.label] += 1
             else:
-                _refuse(outcome, "unreadable", rollout, verdict)
+                _refuse(outcome, "unreadable", target, verdict)
 
     async def _verdict(self, prompt: list[Message], model: JudgeModel) -> Verdict | str:
         """Return the model's verdict, or what is wrong with its second answer."""
@@ -195,26 +213,25 @@ class Judge:
             return "no_conversation"
         return "too_long" if sum(len(each["content"]) for each in prompt) > LONGEST_PROMPT else prompt
 
-    def _feedback(self, rollout: AttemptedRollout, verdict: Verdict | str) -> Feedback:
+    def _feedback(self, target: Target, verdict: Verdict | str) -> Feedback:
         given = {
-            "rollout_id": rollout.rollout_id,
-            "attempt_id": rollout.attempt.attempt_id,
+            "rollout_id": target.rollout_id,
+            "attempt_id": target.attempt_id,
             "source": self.source,
             "rubric": self.rubric.rubric,
-            "time": _time_of(rollout, time.time()),
+            "time": _time_of(target, time.time()),
         }
         if isinstance(verdict, str):
-            text = f"no verdict: {verdict}"
-            return Feedback.of({**given, "id": self._id(rollout, "refused"), "text": text}, "a judge's refusal")
+            return Feedback.of({**given, "id": self._id(target, "refused"), "text": f"no verdict: {verdict}"}, "a judge's refusal")
         label = {"label": verdict.label.label, "value": verdict.label.value}
-        return Feedback.of({**given, **label, "id": self._id(rollout, "judge"), "text": verdict.reason}, "a judge's verdict")
+        return Feedback.of({**given, **label, "id": self._id(target, "judge"), "text": verdict.reason}, "a judge's verdict")
 
-    def _id(self, rollout: AttemptedRollout, kind: str) -> str:
-        return feedback_id(_key(rollout), self.rubric.rubric, self._model, kind=kind)
+    def _id(self, target: Target, kind: str) -> str:
+        return feedback_id(target[:2], self.rubric.rubric, self._model, kind=kind)
 
 
-async def _ended(store: Store, chosen: Chosen) -> AsyncGenerator[AttemptedRollout]:
-    """Iterate over the rollouts that are chosen, the one that ended last first."""
+async def _ended(store: Store, chosen: Chosen) -> AsyncGenerator[Target]:
+    """Iterate over the attempts that are chosen, the one whose rollout ended last first."""
     named = list(dict.fromkeys(chosen.rollout_ids))
     offset = 0
     while True:
@@ -226,25 +243,21 @@ async def _ended(store: Store, chosen: Chosen) -> AsyncGenerator[AttemptedRollou
             if chosen.since is not None and (each.end_time or 0.0) < chosen.since:
                 return
             if isinstance(each, AttemptedRollout) and (named or not is_trial(each)):
-                yield each
+                yield Target(each.rollout_id, each.attempt.attempt_id, each.attempt.end_time or each.end_time)
         if len(page) < LISTED:
             return
         offset += len(page)
 
 
-def _time_of(rollout: AttemptedRollout, now: float) -> float | None:
+def _time_of(target: Target, now: float) -> float | None:
     """Return when a verdict counts as given: right after the attempt's end, later verdicts a bit later.
 
     Of several rewards the last counts: so what people say of an attempt counts more than a judge, whoever came first.
     """
-    end = rollout.attempt.end_time or rollout.end_time
+    end = target.end
     return end + (now - end) * _SOON if end is not None and EARLIEST_SECONDS <= end < now else None
 
 
-def _key(rollout: AttemptedRollout) -> AttemptKey:
-    return rollout.rollout_id, rollout.attempt.attempt_id
-
-
-def _refuse(outcome: Outcome, reason: str, rollout: AttemptedRollout, why: str) -> None:
+def _refuse(outcome: Outcome, reason: str, target: Target, why: str) -> None:
     outcome.refused[reason] += 1
-    outcome.examples.setdefault(reason, (rollout.rollout_id, why))
+    outcome.examples.setdefault(reason, (target.rollout_id, why))

@@ -49,13 +49,6 @@ class Feedbacks(Connected):
         rows = await connection.reader.query(named_query("rewarded"), params={**names_in("rewarded"), **asked})
         return {row["RolloutId"] for row in rows}
 
-    async def known_feedback(self, rollout_ids: Sequence[str], ids: Sequence[str]) -> set[str]:
-        """Return those of the ids under which feedback on some rollouts is stored by now, without a barrier."""
-        connection = await self._open()
-        given = {"rollouts": list(rollout_ids), "ids": list(ids)}
-        rows = await connection.reader.query(named_query("known_feedback"), params={**names_in("known_feedback"), **given})
-        return {row["Id"] for row in rows}
-
     async def evaluations(self, rollout_id: str) -> list[StoredEvaluation]:
         """Return the evaluations of a rollout that came as log records, feedback among them, by attempt and time, without a barrier."""
         return [stored_evaluation(record) for record in await (await self._open()).reader.evaluations([rollout_id])]

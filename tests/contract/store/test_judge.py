@@ -25,7 +25,6 @@ from tests.model_server import ModelServer, in_a_thread
 from tests.system.stack_process import Command, until
 from tests.unit.test_docs import ROOT, commands_in
 
-
 RUBRIC = "Is it right?\n\nright = 1\nhalf right = 0.5\nnot sure =\nwrong = 0"
 KEY = "sk-the-key-of-the-judge"
 
@@ -130,7 +129,8 @@ def test_verdicts_are_feedback_of_the_judge_and_are_made_once(judged: Judged, mo
     judged.add(4)
     report = judged.report("--limit", "3", "--at-once", "1")
     assert model.asked_of == [3, 2, 1], "the latest first"
-    assert report["labels"] == {"right": 2, "half right": 0, "not sure": 0, "wrong": 1} and report["left"] == 1
+    assert report["labels"] == {"right": 2, "half right": 0, "not sure": 0, "wrong": 1}
+    assert (report["left"], report["stopped"]) == (1, "--limit 3 is reached")
     (found,) = judged.stored(3)
     assert (found.source, found.rubric, found.label, found.value, found.text) == ("judge:m", f"{judged.name}@1", "right", 1.0, "because")
     assert find_final_reward(asyncio.run(judged.store.spans(judged.rollouts[3]))) == 1.0
@@ -173,6 +173,14 @@ def test_trials_and_attempts_without_messages_are_not_judged(judged: Judged, mod
     assert (report["calls"], report["refused"]) == (0, {"no_conversation": 1})
     judged.run("--limit", "9", "--rollout", judged.rollouts[0], of_run=False)
     assert model.asked_of == [0], "a trial is judged by its id"
+
+
+def test_attempts_that_cannot_be_judged_do_not_stand_in_the_way_of_others(judged: Judged, model: JudgeServer) -> None:
+    judged.add(2)
+    judged.add(3, messages=False)
+    for _ in range(2):
+        judged.run("--limit", "1")
+    assert model.asked_of == [1, 0]
 
 
 @pytest.mark.parametrize(
@@ -224,12 +232,14 @@ def test_a_server_that_fails_ends_the_run_and_what_was_judged_stays(judged: Judg
 def test_prompts_that_a_server_refuses_one_after_the_other_end_the_run(judged: Judged, model: JudgeServer) -> None:
     judged.add(7)
     model.refused = "task no. 3"
-    report = judged.report("--limit", "9")
+    report = judged.report("--limit", "9", "--at-once", "1")
     assert (report["judged"], report["refused"], report["left"]) == (6, {"refused_by_server": 1}, 0)
+    assert judged.report("--limit", "9")["calls"] == 0
     model.refused = "task no."
     asyncio.run(judged.store.put_rubric(judged.name, RUBRIC + "\nAgain."))
     assert "5 prompts were refused one after the other" in judged.run("--limit", "9", "--at-once", "1", code=1)
-    assert judged.rows() == {each: 1 for number, each in enumerate(judged.rollouts) if number != 3}
+    assert judged.rows() == dict.fromkeys(judged.rollouts, 1), "the first refusal is stored, of those after it none"
+    assert [each.text for each in judged.stored(3)] == ["no verdict: the model server refused the prompt"]
 
 
 @pytest.mark.parametrize("at_once", ["1", "8"])
@@ -290,7 +300,7 @@ def test_what_a_person_says_counts_more_than_a_judge_who_came_later(judged: Judg
 
 
 def test_calibration_has_the_kappa_computed_by_hand(judged: Judged, model: JudgeServer) -> None:
-    """Labels (judge, ann): (right, right), (right, wrong), (wrong, wrong), (wrong, wrong): observed 3/4, by chance 2/4·1/4 + 2/4·3/4 = 1/2."""
+    """Labels (judge, ann): (right, right), (right, wrong), (wrong, wrong), (wrong, wrong): 3/4 alike, by chance 2/4·1/4 + 2/4·3/4 = 1/2."""
     judged.add(5)
     assert "nobody has reviewed one of them" in judged.run("--calibrate")
     for number, label in enumerate(["right", "wrong", "wrong", "wrong"]):

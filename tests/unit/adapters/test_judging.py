@@ -44,7 +44,7 @@ def test_an_answer_is_one_object_with_a_label_of_the_rubric_and_a_reason() -> No
         ('{"reason": "x", "label": "good", "score": 10}', "the keys 'reason, label, score'"),
         ('{"label": "good"}', "the keys 'label'"),
         ('{"reason": "x", "label": "bad", "label": "good"}', "a key twice"),
-        ('{"reason": "x", "label": "excellent"}', "'\"excellent\"', which is none of the rubric's: good, not sure, bad"),
+        ('{"reason": "x", "label": "excellent"}', "'\"excellent\"', which is none of the rubric's"),
         ('{"reason": "x", "label": 10}', "its label is '10'"),
         ('{"reason": "x", "label": 1}', "its label is '1'"),
         ('{"reason": "x", "label": true}', "its label is 'true'"),
@@ -81,7 +81,7 @@ def test_what_a_trace_holds_is_data_between_marks_that_it_cannot_know() -> None:
     mark, *lines, end, closing = user.split("\n")
     assert mark == end and mark in system and user.count(mark) == 2 and closing.startswith("Judge what is between")
     assert [json.loads(line) for line in lines] == said(("user", "hello"), ("assistant", ATTACK)), "a line for each message"
-    assert RUBRIC.text in system and ATTACK not in system and "one of: good, not sure, bad" in system
+    assert RUBRIC.text in system and ATTACK not in system and 'one of: "good", "not sure", "bad"' in system
     other = prompt_of(RUBRIC, [said(("user", "hello"), ("assistant", ATTACK + mark))])[1]["content"]
     assert other.split("\n")[0] != mark, "the mark is made of what is between"
 
@@ -133,7 +133,10 @@ def review(source: str, place: int, label: str, *, at: int = 0) -> Review:
 
 
 def test_a_calibration_is_that_of_an_example_computed_by_hand() -> None:
-    """Ann and the judge: 20 both good, 5 judge good, 10 judge bad, 15 both bad. Chance: (25·30 + 25·20) / 50² = 0.5; kappa (0.7 − 0.5) / 0.5."""
+    """The judge and ann both say good of 20 and bad of 15; 5 only the judge, 10 only ann calls good.
+
+    By chance (25·30 + 25·20) / 50² = 0.5 are alike; kappa is (0.7 − 0.5) / 0.5.
+    """
     counts = {("good", "good"): 20, ("good", "bad"): 5, ("bad", "good"): 10, ("bad", "bad"): 15}
     pairs = [pair for pair, count in counts.items() for _ in range(count)]
     judged = [review("judge:m", place, label) for place, (label, _) in enumerate(pairs)] + [review("judge:m", 99, "good")]

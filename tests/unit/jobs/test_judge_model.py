@@ -101,7 +101,7 @@ async def test_a_server_that_is_silent_or_away_ends_the_call() -> None:
 
     spend = Spend(Bounds())
     async with asked(silent := Silent(), spend, timeout_seconds=0.05) as model:
-        with pytest.raises(ModelServerError, match="nothing within 0.05 s"):
+        with pytest.raises(ModelServerError, match=r"nothing within 0\.05 s"):
             await model.answer(PROMPT)
         assert silent.calls == spend.estimated == TRIES, "nobody knows what they took"
     spend = Spend(Bounds())
