@@ -28,7 +28,7 @@ class Script:
         self.answers = [*answers]
         self.calls = 0
 
-    async def answer(self, _: web.Request) -> web.Response:
+    async def answer(self, request: web.Request) -> web.Response:
         self.calls += 1
         status, text = self.answers[min(self.calls, len(self.answers)) - 1]
         headers = {"location": "http://elsewhere.example/"} if status == 307 else {}
