@@ -12,7 +12,7 @@ from agl_otel.errors import UsageError
 from agl_otel.spans.rewards import score_of, usable
 from agl_otel.types import Event, Span
 from agl_otel.types.columns import AttemptKey
-from agl_otel.types.reviews import Agreement, Review
+from agl_otel.types.reviews import JUDGE, Agreement, Answered, Calibration, Review
 from agl_otel_hook import conventions
 
 MOST_LABELS: Final = 9
@@ -47,6 +47,69 @@ def last_verdicts(reviews: Iterable[Review]) -> dict[str, dict[AttemptKey, str]]
     for review in sorted(reviews, key=lambda each: each.time):
         found.setdefault(review.source, {})[review.rollout_id, review.attempt_id] = review.verdict
     return found
+
+
+def calibration(judge: str, rubric: str, reviews: Iterable[Review]) -> Calibration:
+    """Compare a judge's verdicts with the reviews of people, all under one rubric: of each source the last on an attempt counts."""
+    last: dict[str, dict[AttemptKey, Review]] = {}
+    for review in sorted(reviews, key=lambda each: each.time):
+        last.setdefault(review.source, {})[review.rollout_id, review.attempt_id] = review
+    own = last.get(judge, {})
+    people = {source: given for source, given in last.items() if not source.startswith(JUDGE)}
+    verdicts = {source: {key: review.verdict for key, review in given.items()} for source, given in {**people, judge: own}.items()}
+    pairs = [agreement((judge, source), verdicts[judge], verdicts[source]) for source in sorted(people)]
+    values: dict[AttemptKey, list[float]] = {}
+    for given in people.values():
+        for key, review in given.items():
+            if review.value is not None and key in own:
+                values.setdefault(key, []).append(review.value)
+    means = {key: sum(found) / len(found) for key, found in values.items()}
+    apart = [abs(value - means[key]) for key in means if (value := own[key].value) is not None]
+    return Calibration(
+        judge=judge,
+        rubric=rubric,
+        judged=len(own),
+        reviewers=sorted((pair for pair in pairs if pair.n), key=lambda pair: -pair.n),
+        n=len(apart),
+        mean_absolute_difference=sum(apart) / len(apart) if apart else None,
+        labels=_answered(own, means),
+    )
+
+
+def _answered(own: Mapping[AttemptKey, Review], means: Mapping[AttemptKey, float]) -> list[Answered]:
+    groups: dict[tuple[float | None, str], list[float]] = {}
+    for key, review in own.items():
+        groups.setdefault((review.value, review.label), []).extend([means[key]] if key in means else [])
+    ordered = sorted(groups, key=lambda each: (each[0] is None, each[0] or 0.0, each[1]))
+    rewarded = [(value, groups[value, label]) for value, label in ordered if value is not None and groups[value, label]]
+    fitted = monotone(rewarded)
+    return [
+        Answered(
+            label=label or f"{value:g}",
+            value=value,
+            n=len(found := groups[value, label]),
+            people=sum(found) / len(found) if found else None,
+            fitted=None if value is None else fitted.get(value),
+        )
+        for value, label in ordered
+    ]
+
+
+def monotone(points: Iterable[tuple[float, Sequence[float]]]) -> dict[float, float]:
+    """Fit {x: y} that never falls as x rises to the y of each x, by least squares: the pool-adjacent-violators algorithm.
+
+    (R. Barlow et al., Statistical Inference under Order Restrictions, 1972.)
+    """
+    at: dict[float, list[float]] = {}
+    for x, ys in points:
+        at.setdefault(x, []).extend(ys)
+    blocks: list[tuple[list[float], float, int]] = []  # their x, the sum of their y and its number
+    for x in sorted(at):
+        blocks.append(([x], sum(at[x]), len(at[x])))
+        while len(blocks) > 1 and blocks[-2][1] / blocks[-2][2] >= blocks[-1][1] / blocks[-1][2]:
+            (xs, total, n), (more, added, m) = blocks[-2:]
+            blocks[-2:] = [([*xs, *more], total + added, n + m)]
+    return {x: total / n for xs, total, n in blocks for x in xs}
 
 
 def disagreements(reviews: Iterable[Review]) -> dict[AttemptKey, str]:

@@ -4,7 +4,9 @@ from __future__ import annotations
 
 import asyncio
 import json
-from collections.abc import Awaitable, Callable, Mapping, Sequence
+import threading
+from collections.abc import Awaitable, Callable, Generator, Mapping, Sequence
+from contextlib import contextmanager
 from typing import Any
 
 from aiohttp import web
@@ -240,3 +242,19 @@ class ModelServer:
         if body.get("return_token_ids"):
             choice["token_ids"] = [ord(t) for t in text]
         return choice
+
+
+@contextmanager
+def in_a_thread(server: ModelServer) -> Generator[ModelServer]:
+    """Run a server in its own thread, for tests that wait for commands."""
+    loop = asyncio.new_event_loop()
+    thread = threading.Thread(target=loop.run_forever)
+    thread.start()
+    asyncio.run_coroutine_threadsafe(server.start(), loop).result(300)
+    try:
+        yield server
+    finally:
+        asyncio.run_coroutine_threadsafe(server.stop(), loop).result(300)
+        loop.call_soon_threadsafe(loop.stop)
+        thread.join()
+        loop.close()

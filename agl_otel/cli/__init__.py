@@ -36,6 +36,7 @@ COMMANDS: Final = {
     "rollouts": ("agl_otel.cli.rollouts:rollouts", "List rollouts and work on them."),
     "backtest": ("agl_otel.cli.backtest:backtest", "Estimate what another policy would have earned."),
     "feedback": ("agl_otel.cli.feedback:feedback", "Reward, comment or correct what an agent did, after the fact."),
+    "judge": ("agl_otel.cli.judge:judge", "Have a model score attempts by a rubric; compare it with people."),
     "queue": ("agl_otel.cli.queue:queue", "Count rollouts, list failed ones, remove old ones."),
     "resources": ("agl_otel.cli.records:resources", "Show the prompts and model addresses that agents are given."),
     "workers": ("agl_otel.cli.records:workers", "Show the processes that claim rollouts."),

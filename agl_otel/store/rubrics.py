@@ -9,7 +9,7 @@ import re
 from typing import Final
 
 from agl_otel.adapters.reviews import labels_in
-from agl_otel.errors import UsageError
+from agl_otel.errors import NotFoundError, UsageError
 from agl_otel.store.resources import Resources
 from agl_otel.types import PromptTemplate, ResourcesUpdate
 from agl_otel.types.reviews import Rubric, RubricLabel
@@ -28,6 +28,18 @@ class Rubrics(Resources):
         """Return the current version of each rubric, by name."""
         found = await (await self._queue()).query_resources(resources_id_contains=PREFIX)
         return sorted((rubric for each in found if (rubric := _rubric_of(each))), key=lambda rubric: rubric.name)
+
+    async def rubric(self, named: str) -> Rubric:
+        """Return the current version of a rubric, by NAME or NAME@VERSION. Raises NotFoundError if it is not there, or not current."""
+        name = named.partition("@")[0]
+        given = await self.resources(PREFIX + name)
+        found = _rubric_of(given) if given else None
+        if found is None:
+            known = ", ".join(each.name for each in await self.rubrics()) or "none"
+            raise NotFoundError(f"there is no rubric {name[:120]!r}: write it on the dashboard's page /review (there is: {known})")
+        if named not in (name, found.rubric):
+            raise NotFoundError(f"{named[:120]!r} is not the rubric's current version: that is {found.rubric}")
+        return found
 
     async def put_rubric(self, name: str, text: str) -> Rubric:
         """Store a rubric, or the next version of it if its text is another one.

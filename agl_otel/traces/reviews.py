@@ -27,6 +27,13 @@ async def read_reviews(
     ]
 
 
+async def read_known_feedback(reader: TraceReader, rollouts: Sequence[str], ids: Sequence[str]) -> set[str]:
+    """Return those of the ids under which feedback on some rollouts is stored."""
+    given = {"rollouts": list(rollouts), "ids": list(ids)}
+    rows = await reader.query(named_query("known_feedback"), params={**names_in("known_feedback"), **given})
+    return {row["Id"] for row in rows}
+
+
 async def read_mean_logprobs(reader: TraceReader, rollouts: Sequence[str]) -> dict[AttemptKey, tuple[float, int]]:
     """Return {attempt: (mean log-prob of its sampled tokens, their number)} of those with log-probs, the lowest first."""
     rows = await reader.query(named_query("mean_logprobs"), params={"rollouts": list(rollouts)})

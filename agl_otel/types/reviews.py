@@ -2,9 +2,12 @@
 
 from __future__ import annotations
 
-from typing import NamedTuple
+from typing import Final, NamedTuple
 
 from agl_otel.types.model import Model
+
+JUDGE: Final = "judge:"
+"""How the source of a model's reviews begins; its name follows."""
 
 
 class RubricLabel(Model):
@@ -63,3 +66,34 @@ class Agreement(Model):
     """(observed - expected) / (1 - expected); None where it is undefined."""
     undefined: str = ""
     """Why it is undefined."""
+
+
+class Answered(Model):
+    """What people say, in the mean, of the attempts to which a judge gives a label."""
+
+    label: str
+    value: float | None
+    """The label's own reward, where it has one."""
+    n: int
+    """Attempts with this label of the judge's, and a reward of a person's."""
+    people: float | None
+    """The mean of their rewards; None without any."""
+    fitted: float | None
+    """The same, as the nearest mapping of the judge's rewards that never falls where they rise (least squares); None without a reward."""
+
+
+class Calibration(Model):
+    """How far a judge agrees with people who have reviewed the same attempts under the same rubric."""
+
+    judge: str
+    rubric: str
+    judged: int
+    """Attempts with a verdict of the judge's."""
+    reviewers: list[Agreement]
+    """With each person, those with most common attempts first."""
+    n: int
+    """Attempts with a reward of the judge's and one of a person's."""
+    mean_absolute_difference: float | None
+    """Of the judge's rewards and the means of people's; None without any."""
+    labels: list[Answered]
+    """By the judge's label, the lowest reward first."""

@@ -42,6 +42,7 @@ NOT_RUN: Final = {
     r"agl-otel .*--data-dir \.agl/demo-": "of a demo that was played: tests/system/test_demo.py",
     r"agl-otel run -- python agent\.py": "of an example or a skill's reader, with a model: tests/system/test_examples.py",
     r"agl-otel feedback ro-": "of a rollout of the reader's: tests/contract/store/test_feedback.py",
+    r"agl-otel judge\b": "it needs a model: tests/contract/store/test_judge.py plays the walk",
     r"agl-otel token\b": "it needs a stack with a token: tests/unit/net/test_auth.py",
     r"agl-otel run -- pytest evals": "of a reader's tests: tests/system/test_injection.py runs pytest",
     r"agl-otel doctor -- python agent\.py": "the same command with my_agent.py is run",

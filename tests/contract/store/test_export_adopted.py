@@ -27,7 +27,7 @@ from agl_otel.store.embedded import EmbeddedStack
 from agl_otel.traces.chdb import ChdbEngine
 from agl_otel_hook import conventions
 from tests.local_queue import LocalQueue, ManualClock
-from tests.model_server import ModelServer
+from tests.model_server import ModelServer, in_a_thread
 
 Json = dict[str, Any]
 IMAGE = "data:image/png;base64,iVBORw0KGgo="
@@ -140,3 +140,30 @@ def test_pairs_hold_what_client_and_model_wrote(product: Product, form: str, tmp
         ),
         key=json.dumps,
     )
+
+
+def test_a_judge_makes_rewards_of_adopted_traces(product: Product, tmp_path: Path) -> None:
+    """It agrees with the ratings in the traces, and sees what client and model wrote, without the images."""
+    best = [json.dumps(product.said[each][-1]) for each in product.best.values()]
+
+    def label(messages: Sequence[Json], _: int) -> str:
+        label = "good" if any(each in messages[1]["content"] for each in best) else "bad"
+        return json.dumps({"reason": "as rated", "label": label})
+
+    async def put() -> None:
+        async with LightningStore(product.address) as store:
+            await store.put_rubric("rated", "good = 1\nbad = 0")
+
+    asyncio.run(put())
+    with in_a_thread(ModelServer()) as judge, pytest.raises(SystemExit) as ended:
+        judge.reply = label  # type: ignore[method-assign]
+        main(["judge", "--rubric", "rated", "--model", "m", "--endpoint", judge.url, "--limit", "9", "--store", product.address])
+    assert ended.value.code == 0 and len(judge.requests) == len(product.said) == 4
+    for request in judge.requests:
+        shown = request["messages"][1]["content"]
+        assert "which colour?" in shown or ("what is it?" in shown and '"left_out": true' in shown and "iVBOR" not in shown)
+    target = tmp_path / "good.jsonl"
+    with pytest.raises(SystemExit):
+        main(["export", str(target), "--as", "openai", "--reward-source", "judge:m", "--min-reward", "1", "--store", product.address])
+    rows = [json.loads(line)["messages"] for line in target.read_text().splitlines()]
+    assert sorted(rows, key=json.dumps) == sorted((product.said[each] for each in product.best.values()), key=json.dumps)

@@ -9,7 +9,7 @@ import pytest
 
 from agl_otel.traces.opened import TraceStore
 from agl_otel.traces.reader import TraceReader
-from agl_otel.traces.reviews import read_mean_logprobs, read_reviews
+from agl_otel.traces.reviews import read_known_feedback, read_mean_logprobs, read_reviews
 from agl_otel.types.reviews import Review
 from agl_otel_hook import conventions
 from tests.contract.traces.test_evaluations import AT, evaluation, log, record
@@ -55,6 +55,15 @@ async def test_of_each_source_the_last_review_is_read_once(engine: TraceStore, r
 async def test_what_is_no_review_of_an_attempt_is_none(given: dict[str, Any], engine: TraceStore, reader: TraceReader) -> None:
     log(engine, given)
     assert await read_reviews(reader, limit=9) == []
+
+
+async def test_feedback_is_known_by_its_id_and_rollout_also_without_a_reward(engine: TraceStore, reader: TraceReader) -> None:
+    one, comment = (review("ann", score, 0, more={conventions.FEEDBACK_ID: name}) for name, score in (("a", 1.0), ("b", None)))
+    other = review("ann", 1.0, 0, more={conventions.FEEDBACK_ID: "c"}, RolloutId="ro-2")
+    log(engine, one, one, comment, other)
+    assert await read_known_feedback(reader, ["ro-1", "ro-9"], ["a", "b", "c", "d"]) == {"a", "b"}
+    assert await read_known_feedback(reader, ["ro-2"], ["a", "c"]) == {"c"}
+    assert await read_known_feedback(reader, ["ro-1"], []) == set()
 
 
 async def test_the_mean_log_prob_is_of_all_tokens_of_an_attempt_each_once(engine: TraceStore, reader: TraceReader) -> None:

@@ -2,12 +2,16 @@
 
 from __future__ import annotations
 
+import json
 from typing import Any
 
 import pytest
 
+from tests.command import run_command
 from tests.contract.web.conftest import Web
 from tests.contract.web.reviewed import RUBRIC, Made, make, review
+from tests.model_server import ModelServer, in_a_thread
+from tests.system.stack_process import ENVIRONMENT
 
 RUN = "to review"
 
@@ -118,3 +122,20 @@ def test_a_queue_needs_a_reviewer_and_a_rule_that_there_is(web: Web) -> None:
     ):
         refused = web.rest("GET", "/reviews/queue", given)
         assert refused.status == 400 and why in refused.json["detail"]
+
+
+def test_a_judge_is_compared_like_any_reviewer_and_is_not_asked_through_the_proxy(web: Web, made: list[Made]) -> None:
+    web.rest("POST", "/reviews/rubrics", {"name": "judged-by-a-model", "text": RUBRIC})
+    command = ["judge", "--rubric", "judged-by-a-model", "--model", "m", "--run", RUN, "--limit", "9", "--store", web.url]
+    proxy = web.rest("GET", "/describe").json["proxy"]
+    for own in (proxy, web.url):
+        done = run_command([*command, "--endpoint", f"{own}/v1"], ENVIRONMENT)
+        assert done.returncode == 2 and "is the stack's own proxy" in done.stderr, done
+    with in_a_thread(ModelServer()) as server:
+        server.reply = lambda *_: '{"reason": "it does", "label": "good"}'  # type: ignore[method-assign]
+        done = run_command([*command, "--endpoint", server.url, "--json"], ENVIRONMENT)
+    assert json.loads(done.stdout)["labels"] == {"good": 6, "not sure": 0, "bad": 0}, done
+    review(web, made[0], "ann", "judged-by-a-model@1", "good")
+    review(web, made[1], "ann", "judged-by-a-model@1", "bad")
+    (pair,) = web.rest("GET", "/reviews/agreement", {"rubric": "judged-by-a-model@1"}).json["pairs"]
+    assert (pair["reviewers"], pair["n"], pair["observed"]) == (["judge:m", "ann"], 2, 0.5)
