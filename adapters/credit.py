@@ -293,10 +293,17 @@ class Credit:
     """Of these: compared with another call in the same state."""
 
 
-def call_returns(traces: Traces, batch: TrajectoryBatch, discount: float, reward_name: str | None = None) -> NDArray[np.float64]:
+def call_returns(
+    traces: Traces,
+    batch: TrajectoryBatch,
+    discount: float,
+    reward_name: str | None = None,
+    *,
+    permuted: Callable[[list[float]], list[float]] | None = None,
+) -> NDArray[np.float64]:
     """Return the return of each entry of TrajectoryBatch.rows.values by `to_go`, without any comparison; arguments as those of `credit`."""
     alone = np.unique(batch.rollout_id, return_inverse=True)[1]
-    return credit(traces, batch, alone, Rule("to_go", discount), reward_name=reward_name).returns
+    return credit(traces, batch, alone, Rule("to_go", discount), reward_name=reward_name, permuted=permuted).returns
 
 
 def credit(

@@ -12,11 +12,11 @@ import json
 import logging
 import random
 import shutil
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from contextlib import AsyncExitStack
 from dataclasses import asdict, fields
 from functools import partial
-from itertools import islice
+from itertools import islice, repeat
 from pathlib import Path
 from typing import Any, Final, cast
 
@@ -24,9 +24,11 @@ import aiohttp
 import numpy as np
 import torch
 
+from agl_otel.adapters.credit import call_returns
 from agl_otel.adapters.lengths import pick, readable
 from agl_otel.adapters.records import IGNORED
 from agl_otel.adapters.selection import left_out, task_key
+from agl_otel.adapters.token_columns import spread
 from agl_otel.adapters.trajectories import TrajectoryBatch, to_trajectories
 from agl_otel.algorithms.base import Algorithm
 from agl_otel.algorithms.grpo.groups import TaskOrder, cancel_all, requeue_failed
@@ -63,7 +65,7 @@ from agl_otel.types import (
     RolloutMode,
     TrainingStep,
 )
-from agl_otel.types.columns import AttemptKey, Traces
+from agl_otel.types.columns import AttemptKey, Ragged, Traces
 from agl_otel.types.sampling import all_parameters
 
 _NOT_COMPARED: Final = frozenset(
@@ -200,15 +202,16 @@ class SFT(SFTOptions, Algorithm):
         else:
             ids, finished = await self._take_offline(store, self.offline_mode)
         clock.lap("rollout")
-        traces = (await store.traces(finished)).trusting(self.reward_sources)
+        traces = (await store.traces(finished, tree=self.credit == "to_go")).trusting(self.reward_sources)
         batch = to_trajectories(traces, fill_reward=self.fill_reward, agent_match=self.agent_match, by_call=self.by_call)
         batch = readable(batch, **self._limits)
         batch.refused.update({"not_finished": len(ids) - len(finished)} if len(finished) < len(ids) else {})
         chosen = self._select(traces, batch) if finished or self.offline_mode is None else batch
         clock.lap("read")
         version = str(self._serving.published.version)
+        rows = self._rows(traces, chosen)
         async with self._serving.asleep(partial(asyncio.sleep, 0)):  # the training process has freed its memory by its end
-            trained = await self._train(chosen) if len(chosen) else NOT_TRAINED
+            trained = await self._train(rows) if rows else NOT_TRAINED
         if trained.updates:
             await self._publish()
         clock.lap("update")
@@ -290,11 +293,23 @@ class SFT(SFTOptions, Algorithm):
         batch.refused.update(out[key] for key in keys if key in out)
         return pick(batch, np.array([place for place, key in enumerate(keys) if key not in out], np.int64))
 
-    async def _train(self, chosen: TrajectoryBatch) -> Trained:
+    def _rows(self, traces: Traces, chosen: TrajectoryBatch) -> list[Row]:
+        """Return the rows to train on; none if no call has earned anything."""
+        if self.credit == "final" or not len(chosen):
+            return rows_of(chosen)
+        source = random.Random(f"{self.seed}/shuffle/{self._number}/calls")
+        permuted = (lambda values: source.sample(values, len(values))) if self.shuffle_rewards else None
+        earned = np.maximum(call_returns(traces, chosen, self.discount, permuted=permuted), 0.0)
+        if not earned.any():
+            _logger.warning('round %d changes no weights: no call has earned a reward above 0 (credit = "to_go")', self._number)
+            return []
+        return rows_of(chosen, spread(traces.calls, chosen.rows, earned))
+
+    async def _train(self, rows: Sequence[Row]) -> Trained:
         """Train in a separate process and set `_weights` to the folder of the new weights."""
         folder = self._folder / "rounds" / str(self._number)
         spec = self._spec()
-        await asyncio.to_thread(write_round, folder, spec, rows_of(chosen))
+        await asyncio.to_thread(write_round, folder, spec, rows)
         process = self._forks.process(f"training of round {self._number}", train.__name__, str(folder), log=folder / "train.log")
         await process.start()
         try:
@@ -382,14 +397,18 @@ def _weights_after(folder: Path, rows: Sequence[Mapping[str, Any]]) -> Path | No
     return found
 
 
-def rows_of(batch: TrajectoryBatch) -> list[Row]:
-    """Convert trajectories to rows with a loss on the tokens that the model wrote."""
+def rows_of(batch: TrajectoryBatch, weights: Ragged | None = None) -> list[Row]:
+    """Convert trajectories to rows with a loss on the tokens that the model wrote, which have these weights (None: all are 1)."""
     rows: list[Row] = []
     tokens = zip(batch.prompt, batch.response, batch.response_mask, batch.logprobs, strict=True)
-    for (prompt, response, mask, logprobs), rollout_id, reward in zip(tokens, batch.rollout_id, batch.reward.tolist(), strict=True):
+    weighed: Iterable[Any] = weights if weights is not None else repeat(np.zeros(0), len(batch))
+    for (prompt, response, mask, logprobs), own, rollout_id, reward in zip(
+        tokens, weighed, batch.rollout_id, batch.reward.tolist(), strict=True
+    ):
+        captured = logprobs[mask == 1].tolist()
         labels = [IGNORED] * len(prompt) + np.where(mask == 1, response, IGNORED).tolist()
         ids = prompt.tolist() + response.tolist()
-        rows.append(Row(input_ids=ids, labels=labels, logprobs=logprobs[mask == 1].tolist(), rollout_id=rollout_id, reward=reward))
+        rows.append(Row(input_ids=ids, labels=labels, logprobs=captured, weights=own.tolist(), rollout_id=rollout_id, reward=reward))
     return rows
 
 

@@ -8,7 +8,7 @@ from __future__ import annotations
 from collections.abc import Awaitable, Callable, Sequence
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Annotated, Any
+from typing import Annotated, Any, Literal
 
 from pydantic import Field
 
@@ -64,6 +64,12 @@ class SFTOptions:
     """Train on this many attempts of each task, those with the highest rewards. One of these three must be given."""
     by_call: bool = False
     """Train on each call separately, with its whole prompt, instead of on conversations."""
+    credit: Literal["final", "to_go"] = "final"
+    """What the tokens of a call weigh in the loss. "final": all the same. "to_go": what the call has earned of the rewards along the span
+    tree (docs/credit.md), as in reward-weighted regression (Peters & Schaal, ICML 2007); a call that has earned nothing, or less, is not
+    learnt from."""
+    discount: Annotated[float, Field(ge=0, le=1, description="it weakens later rewards")] = 1.0
+    """Of `to_go`: a factor on a reward for each call between it and the one that it is for."""
     epochs: Annotated[int, Field(ge=1, le=10_000, description="a round without a pass trains nothing")] = 4
     """Passes over the selected attempts."""
     batch_rows: Annotated[int, Field(ge=1, le=100_000, description="a batch has at least one row")] = 16
@@ -135,6 +141,8 @@ class SFTOptions:
                 f"best_of_group = {self.best_of_group}: it must be at most group_size ({self.group_size}), the attempts of a task; "
                 "give such a value, or leave it out"
             )
+        if self.credit == "final" and self.discount != 1:
+            raise UsageError(f'discount = {self.discount}: it is of returns; set credit = "to_go", or leave it out')
         if self.offline_mode is None and self.temperature == 0 and self.group_size > 1:
             raise UsageError(
                 f"temperature = 0: it must be greater than 0, because the {self.group_size} replies to a task would be equal (greedy); "

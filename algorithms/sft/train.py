@@ -43,6 +43,8 @@ class Row:
     """Of the same length: the token id where there is a loss, IGNORED elsewhere."""
     logprobs: list[float] = field(default_factory=list[float])
     """Captured log-probs of the tokens with a loss; empty where unknown."""
+    weights: list[float] = field(default_factory=list[float])
+    """Of the losses of these tokens, 0 or more; empty: all are 1."""
     rollout_id: str = ""
     """The rollout that it is of, for readers of the file; the training uses neither this nor `reward`."""
     reward: float | None = None
@@ -100,6 +102,11 @@ def logprobs(scorer: Scorer, rows: Sequence[Row], temperature: float = 1.0) -> T
     return scorer(ids, [len(row.input_ids) for row in rows], labels != IGNORED, temperature)
 
 
+def weights_of(row: Row) -> list[float]:
+    """Return the weight of each token with a loss."""
+    return row.weights or [1.0] * sum(label != IGNORED for label in row.labels[1:])
+
+
 def drift(scorer: Scorer, rows: Sequence[Row], temperature: float) -> float | None:
     """Compute objective.max_ratio_error of these rows under the current weights; None where their log-probs are unknown."""
     captured = torch.tensor([logprob for row in rows for logprob in row.logprobs], device=scorer.device)
@@ -111,12 +118,13 @@ def drift(scorer: Scorer, rows: Sequence[Row], temperature: float) -> float | No
 def fit(model: Any, rows: Sequence[Row], spec: Spec) -> Trained:
     """Train `model` in place, without weight decay, on the mean over the tokens of each batch, for `epochs` passes over the rows.
 
-    A batch whose loss or gradient is not finite is left out and counted. Raises DataError where no row has a token to learn, NOT_FINITE
-    batches in a row are left out, or a weight is not finite.
+    Tokens count by their weights; a batch whose weights are all 0 is passed over. One whose loss or gradient is not finite is left out and
+    counted. Raises DataError where no row has a token to learn, NOT_FINITE batches in a row are left out, or a weight is not finite.
     """
     learnt = sum(label != IGNORED for row in rows for label in row.labels[1:])
-    if not learnt:
-        raise DataError(f"none of the {len(rows)} rows has a token to learn: labels are all {IGNORED}")
+    total_weight = sum(sum(weights_of(row)) for row in rows)
+    if not total_weight:
+        raise DataError(f"none of the {len(rows)} rows has a token to learn: labels are all {IGNORED}, or weights all 0")
     optimizer = make_optimizer(spec.optimizer, model.parameters(), spec.learning_rate)
     scorer, source = Scorer(model), random.Random(spec.seed)
     before, total, updates, left_out, in_a_row = 0.0, 0.0, 0, 0, 0
@@ -127,11 +135,11 @@ def fit(model: Any, rows: Sequence[Row], spec: Spec) -> Trained:
             optimizer.zero_grad()
             if not updates and spec.temperature is not None:
                 drifted = drift(scorer, batch, spec.temperature)
-            found = logprobs(scorer, batch)
-            if not len(found):
+            weights = torch.tensor([weight for row in batch for weight in weights_of(row)], device=scorer.device)
+            if not (weight := float(weights.sum())):
                 continue
-            loss = -found.sum()
-            (loss / len(found)).backward()  # pyright: ignore[reportUnknownMemberType]  # torch annotates it in part only
+            loss = -(weights * logprobs(scorer, batch)).sum()
+            (loss / weight).backward()  # pyright: ignore[reportUnknownMemberType]  # torch annotates it in part only
             norm = torch.nn.utils.clip_grad_norm_(model.parameters(), spec.max_grad_norm)
             if wrong := not_finite(loss=loss.item(), gradient=norm.item()):
                 left_out, in_a_row = left_out + 1, in_a_row + 1
@@ -140,11 +148,11 @@ def fit(model: Any, rows: Sequence[Row], spec: Spec) -> Trained:
                 continue
             in_a_row = 0
             optimizer.step()
-            before = loss.item() / len(found) if not updates else before
+            before = loss.item() / weight if not updates else before
             total += loss.item()
             updates += 1
     check_finite(model)
-    return Trained(before, total / learnt, learnt, updates, drifted, left_out)
+    return Trained(before, total / total_weight, learnt, updates, drifted, left_out)
 
 
 def _batches(rows: Sequence[Row], size: int, source: random.Random) -> Iterator[list[Row]]:

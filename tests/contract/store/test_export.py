@@ -186,6 +186,9 @@ def test_export_is_pinned_rebuilt_compared_and_masked(store: LightningStore, tmp
     assert table["input_ids"] == [[1, 2, 3, 4]] * 2
     assert table["labels"] == [[-100, -100, 3, 4]] * 2
     assert "42" not in str(table["messages"])
+    cli.run(str(tmp_path / "returns.jsonl"), *which, "--returns", "--discount", "0.5")
+    earned = [json.loads(line) for line in (tmp_path / "returns.jsonl").read_text().splitlines()]
+    assert [(row["returns"], row["token_returns"]) for row in earned] == [([1.0], [1.0, 1.0]), ([0.25], [0.25, 0.25])]
     for form in ("messages", "triplets", "dpo", "transitions", "openai", "openai_dpo", "tinker"):
         cli.run(str(tmp_path / f"{form}.jsonl"), *which, "--as", form)
     (pair,) = map(json.loads, (tmp_path / "dpo.jsonl").read_text().splitlines())

@@ -8,15 +8,19 @@ from dataclasses import asdict, replace
 from pathlib import Path
 from typing import Any
 
+import numpy as np
 import pytest
 import torch
 
 from agl_otel.adapters.records import IGNORED
+from agl_otel.adapters.trajectories import to_trajectories
 from agl_otel.algorithms.grpo.logprobs import Scorer
 from agl_otel.algorithms.grpo.policy import Policy
 from agl_otel.algorithms.sft.algorithm import SFT, rows_of
 from agl_otel.algorithms.sft.train import Row, Spec, fit, logprobs
 from agl_otel.errors import DataError, UsageError
+from agl_otel.types.columns import Reward, SpanColumns, Traces
+from tests.unit.adapters.conftest import CallRow, TracesBuilder
 from tests.unit.algorithms.test_learner import ROWS, make_batch
 
 pytestmark = pytest.mark.full
@@ -78,6 +82,52 @@ def test_the_same_seed_gives_the_same_weights_and_a_lower_loss(policy: Policy) -
     assert all(torch.equal(one, other) for one, other in zip(*(m.state_dict().values() for m in models), strict=True))
 
 
+def test_tokens_count_by_their_weights(policy: Policy) -> None:
+    rows = rows_of(make_batch(policy))
+    weighed = [
+        replace(row, weights=[2.0] * len(row.logprobs) if place == 1 else [0.0] * len(row.logprobs)) for place, row in enumerate(rows)
+    ]
+    models = [copy.deepcopy(policy.model) for _ in range(3)]
+    spec = replace(SPEC, batch_rows=len(rows))
+    alone, only, plain = (fit(model, given, spec) for model, given in zip(models, ([rows[1]], weighed, rows), strict=True))
+    assert only.loss_before == pytest.approx(alone.loss_before) and only.loss_before != pytest.approx(plain.loss_before)
+    assert only.loss == pytest.approx(alone.loss, rel=1e-3) and only.loss < only.loss_before
+    with pytest.raises(DataError, match="or weights all 0"):
+        fit(models[0], [replace(rows[0], weights=[0.0] * len(rows[0].logprobs))], spec)
+
+
+def test_with_credit_the_tokens_of_a_call_weigh_what_it_earned(tmp_path: Path, caplog: pytest.LogCaptureFixture) -> None:
+    calls = [
+        CallRow(response=(7, 8)),
+        CallRow(call=2, prompt=(5,), prefix=(1, 0), response=(6,)),
+        CallRow(call=3, prompt=(9,), response=(4,)),
+    ]
+
+    def rewarded(*values: float) -> Traces:
+        given = [Reward(20 + place, f"note{place}", 0, "primary", value) for place, value in enumerate(values)]
+        traces = TracesBuilder(rewards={("ro-1", "at-1"): given}).build(*calls)
+        notes = [f"note{place}" for place in range(len(values))]
+        return replace(
+            traces,
+            tree=SpanColumns(
+                rollout_id=["ro-1"] * (3 + len(notes)),
+                attempt_id=["at-1"] * (3 + len(notes)),
+                span_id=["s0", "s1", "s2", *notes],
+                parent_span_id=["", "", "", "s0", "s1", "s2"],
+                name=["llm"] * 3 + ["agentlightning.annotation"] * len(notes),
+                sequence=np.arange(1, 4 + len(notes), dtype=np.uint64),
+            ),
+        )
+
+    sft = SFT(model_dir=tmp_path, model_server_url="http://127.0.0.1:1", credit="to_go", discount=0.5, top_fraction=1.0)
+    traces = rewarded(1.0, 2.0, -8.0)
+    rows = sft._rows(traces, to_trajectories(traces))  # pyright: ignore[reportPrivateUsage]
+    assert rows == [] and "changes no weights: no call has earned a reward above 0" in caplog.text  # 1 + 2/2 - 8/4 = 0, 2 - 8/2, -8
+    traces = rewarded(1.0, 2.0, -2.0)
+    rows = sft._rows(traces, to_trajectories(traces))  # pyright: ignore[reportPrivateUsage]
+    assert sorted(row.weights for row in rows) == [[0.0], [1.5, 1.5, 1.0]], "1 + 2/2 - 2/4 for both tokens, 2 - 2/2, and -2"
+
+
 def test_logprob_drift_is_reported_only_for_rows_of_the_initial_weights(policy: Policy) -> None:
     batch = make_batch(policy, temperature=0.5)
     drifts = [fit(copy.deepcopy(policy.model), rows_of(batch), replace(SPEC, temperature=at)).logprob_drift for at in (0.5, 1.0, None)]
@@ -111,6 +161,7 @@ def test_rows_without_a_loss_are_refused(policy: Policy) -> None:
         ({"top_fraction": 2.0}, "top_fraction = 2.0"),
         ({"top_fraction": None}, "all that its own model wrote"),
         ({"group_size": 0}, "group_size = 0"),
+        ({"discount": 0.5}, 'discount = 0.5: it is of returns; set credit = "to_go"'),
     ],
 )
 def test_invalid_options_are_refused_by_name(tmp_path: Path, options: dict[str, Any], words: str) -> None:
