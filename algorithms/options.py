@@ -274,6 +274,7 @@ Device = Annotated[str, AfterValidator(_device)]
 RewardSources = Annotated[
     Sequence[Annotated[str, Field(min_length=1)]], Field(min_length=1, description="a run without a trusted source has no rewards")
 ]
+RewardWaitSeconds = Annotated[float, Field(ge=0, le=2_592_000, description="it is counted from the end of a rollout")]
 FillReward = Annotated[
     float,
     Field(ge=-MAX_REWARD, le=MAX_REWARD, description="rewards beyond these are refused, because beside them others are equal in float32"),

@@ -25,7 +25,6 @@ from numpy.typing import NDArray
 from agl_otel.adapters.lengths import pick, readable
 from agl_otel.adapters.ragged import take
 from agl_otel.adapters.sampling import Assumed, token_temperatures
-from agl_otel.adapters.selection import task_key
 from agl_otel.adapters.trajectories import TrajectoryBatch, to_trajectories
 from agl_otel.algorithms.base import Algorithm
 from agl_otel.algorithms.grpo.advantages import Scored, credit_rule, scored
@@ -247,9 +246,7 @@ class GRPO(GRPOOptions, Algorithm):
         taken = {rollout_id for report in self.reports for rollout_id in report.rollout_ids}
         wait = self._reward_wait(store)
         while found := await offline_rollouts(store, self.rollouts.offline_mode, taken):
-            over = await wait.over(found) if wait is not None else {rollout.rollout_id for rollout in found}
-            waiting = {task_key(rollout) for rollout in found if rollout.rollout_id not in over}
-            if ready := [rollout for rollout in found if task_key(rollout) not in waiting]:
+            if ready := await wait.ready(found) if wait is not None else found:
                 self._offline = group_rollouts(ready, first=self._in_flight.count, step=self._number)
                 return True
             await asyncio.sleep(REWARD_SECONDS)

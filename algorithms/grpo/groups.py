@@ -85,6 +85,20 @@ class RewardWait:
         left = [each.rollout_id for each in rollouts if each.rollout_id not in over]
         return over | (await self.rewarded(left) if left else set())
 
+    async def ready(self, rollouts: Sequence[Rollout | AttemptedRollout]) -> list[Rollout | AttemptedRollout]:
+        """Return those whose tasks have no rollout that waits: the rewards of a task are compared with each other."""
+        over = await self.over(rollouts)
+        waiting = {task_key(each) for each in rollouts if each.rollout_id not in over}
+        return [each for each in rollouts if task_key(each) not in waiting]
+
+    async def until_over(self, rollouts: Sequence[Rollout | AttemptedRollout], timeout_seconds: float) -> None:
+        """Return when none of them need wait any more, or the time is over."""
+        deadline = time.monotonic() + timeout_seconds
+        while (left := deadline - time.monotonic()) > 0:
+            if len(await self.over(rollouts)) == len(rollouts):
+                return
+            await asyncio.sleep(min(left, REWARD_SECONDS))
+
 
 Take = Mapping[str, Sequence[str]]
 """The groups that a call of `InFlight.take` returned, as JSON: {number of the group: its rollouts that had finished}."""

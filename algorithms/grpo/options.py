@@ -33,6 +33,7 @@ from agl_otel.algorithms.options import (
     PromptsPerStep,
     RatioErrorLimit,
     RewardSources,
+    RewardWaitSeconds,
     SamplingTemperature,
     Seed,
     StepTimeout,
@@ -117,7 +118,7 @@ class Rollouts:
     """The reward of attempts without one; None refuses such attempts."""
     reward_sources: RewardSources | None = None
     """Whose rewards count (docs/late-rewards.md): "runner", "agent", and sources of feedback, as ["runner", "ann"]. None: everybody's."""
-    reward_wait_seconds: Annotated[float, Field(ge=0, le=2_592_000, description="it is counted from the end of a rollout")] = 0.0
+    reward_wait_seconds: RewardWaitSeconds = 0.0
     """How long a rollout that has succeeded waits for a reward, at most step_timeout_seconds. With groups_in_flight steps go on with other
     groups meanwhile; a group that is max_staleness steps old is trained on with the rewards that it has."""
     shuffle_rewards: bool = False

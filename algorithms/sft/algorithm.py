@@ -31,7 +31,7 @@ from agl_otel.adapters.selection import left_out, task_key
 from agl_otel.adapters.token_columns import spread
 from agl_otel.adapters.trajectories import TrajectoryBatch, to_trajectories
 from agl_otel.algorithms.base import Algorithm
-from agl_otel.algorithms.grpo.groups import TaskOrder, cancel_all, requeue_failed
+from agl_otel.algorithms.grpo.groups import REWARD_SECONDS, RewardWait, TaskOrder, cancel_all, requeue_failed
 from agl_otel.algorithms.grpo.learner import Learner
 from agl_otel.algorithms.grpo.policy import WEIGHTS_FILE, load_policy, load_weights, save_weights
 from agl_otel.algorithms.grpo.serving import RolloutStore, Serving, offline_rollouts
@@ -260,7 +260,14 @@ class SFT(SFTOptions, Algorithm):
         ids = [rollout.rollout_id for rollout in enqueued]
         finished = {rollout.rollout_id: rollout async for rollout in store.watch(ids, timeout_seconds=self.step_timeout_seconds)}
         await cancel_all(store, [rollout_id for rollout_id in ids if rollout_id not in finished])
+        if (wait := self._reward_wait(store)) is not None:
+            await wait.until_over(list(finished.values()), self.step_timeout_seconds)
         return ids, [finished[rollout_id] for rollout_id in ids if rollout_id in finished]
+
+    def _reward_wait(self, store: RolloutStore) -> RewardWait | None:
+        if not self.reward_wait_seconds:
+            return None
+        return RewardWait(self.reward_wait_seconds, partial(store.rewarded, sources=self.reward_sources))
 
     def _groups(self, ids: Sequence[str]) -> list[Sequence[str]]:
         """Return the ids of a round by task; offline rollouts are one group."""
@@ -268,9 +275,14 @@ class SFT(SFTOptions, Algorithm):
         return [ids[start : start + size] for start in range(0, len(ids), size)]
 
     async def _take_offline(self, store: RolloutStore, mode: RolloutMode) -> tuple[list[str], list[Rollout | AttemptedRollout]]:
-        """Return the offline rollouts of this mode that no round has taken: their ids, and the rollouts."""
-        found = await offline_rollouts(store, mode, {rollout_id for report in self.reports for rollout_id in report.rollout_ids})
-        return [rollout.rollout_id for rollout in found], found
+        """Return the offline rollouts of this mode that no round has taken, and that wait for no reward: their ids, and the rollouts."""
+        taken = {rollout_id for report in self.reports for rollout_id in report.rollout_ids}
+        wait = self._reward_wait(store)
+        while found := await offline_rollouts(store, mode, taken):
+            if ready := await wait.ready(found) if wait is not None else found:
+                return [rollout.rollout_id for rollout in ready], ready
+            await asyncio.sleep(REWARD_SECONDS)
+        return [], []
 
     def _select(self, traces: Traces, batch: TrajectoryBatch) -> TrajectoryBatch:
         """Select the trajectories to train on, none where all rewards are equal; the others are counted as refused."""

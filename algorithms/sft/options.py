@@ -25,6 +25,7 @@ from agl_otel.algorithms.options import (
     ProbeTolerance,
     PromptsPerStep,
     RewardSources,
+    RewardWaitSeconds,
     Seed,
     StepTimeout,
     TargetScore,
@@ -108,6 +109,8 @@ class SFTOptions:
     """A control experiment: rewards are permuted at random among a round's attempts, so that nothing can be learnt."""
     reward_sources: RewardSources | None = None
     """Whose rewards count (docs/late-rewards.md): "runner", "agent", and sources of feedback, as ["runner", "ann"]. None: everybody's."""
+    reward_wait_seconds: RewardWaitSeconds = 0.0
+    """How long a rollout that has succeeded waits for a reward, at most step_timeout_seconds; offline ones wait for a later round."""
     fill_reward: FillReward | None = None
     """The reward of attempts without one; None refuses such attempts."""
     agent_match: AgentMatch | None = None

@@ -13,6 +13,7 @@ from agl_otel.algorithms.grpo.algorithm import GRPO
 from agl_otel.algorithms.grpo.groups import group_rollouts
 from agl_otel.algorithms.grpo.objective import token_logprobs
 from agl_otel.algorithms.grpo.policy import load_policy, load_weights
+from agl_otel.algorithms.sft.algorithm import SFT
 from agl_otel.errors import UsageError
 from agl_otel.store import LightningStore
 from agl_otel.types import TRIAL, Rollout, RolloutMode
@@ -113,6 +114,37 @@ async def test_grpo_waits_for_the_rewards_that_it_trusts_and_takes_each_rollout_
     assert [sorted(report.rollout_ids) for report in reports] == [sorted(both) for both in by_task]
     assert [report.refused for report in reports] == [{}, {}]
     load_weights(model, tmp_path / "run" / "checkpoints" / "step-000002")
+    assert sum(logprobs(model, BAD)) > before, "what ann rewarded became likelier"
+
+
+@pytest.mark.full
+async def test_sft_waits_for_the_rewards_that_it_trusts_and_takes_each_rollout_once(store: LightningStore, tmp_path: Path) -> None:
+    folder = make_policy(tmp_path / "policy", seed=1)
+    model = load_policy(folder).model
+    before = sum(logprobs(model, BAD))
+    by_task = [[await observed(store, model, task, response, "train") for response in (GOOD, BAD)] for task in ("one", "two")]
+    stepped = asyncio.Event()
+
+    async def run() -> list[Any]:
+        async with serving(folder) as url:
+            sft = SFT(
+                model_dir=folder, model_server_url=url, run_dir=tmp_path / "run", offline_mode="train", max_steps=2, min_reward=0.5,
+                top_fraction=None, metrics=[], reward_sources=["ann"], reward_wait_seconds=3600.0, credit="to_go",
+            )  # fmt: skip
+            sft.on_step = lambda _: stepped.set()
+            return await sft.train(store, [])
+
+    async def rate() -> None:
+        for number, (good, bad) in enumerate(by_task):
+            if number:
+                await stepped.wait()
+            await store.add_reward(0, rollout_id=good, source="bob")
+            await store.add_reward(0, rollout_id=good, source="ann")
+            await store.add_reward(1, rollout_id=bad, source="ann")
+
+    reports, _ = await asyncio.gather(run(), rate())
+    assert [sorted(report.rollout_ids) for report in reports] == [sorted(both) for both in by_task]
+    load_weights(model, tmp_path / "run" / "weights" / "2")
     assert sum(logprobs(model, BAD)) > before, "what ann rewarded became likelier"
 
 
