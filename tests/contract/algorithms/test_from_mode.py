@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
@@ -47,6 +48,16 @@ async def observed(store: LightningStore, model: Any, task: Any, response: list[
     await store.add_many_spans([span_of(*ids, 1, conventions.SPAN_LLM, call), reward_of(*ids, 2, float(response == GOOD))])
     await store.update_attempt(*ids, status="succeeded")
     return begun.rollout_id
+
+
+async def rate(store: LightningStore, by_task: Sequence[Sequence[str]], stepped: asyncio.Event) -> None:
+    """Reward the opposite of what the agent did, of the second task after the first step."""
+    for number, (good, bad) in enumerate(by_task):
+        if number:
+            await stepped.wait()
+        await store.add_reward(0, rollout_id=good, source="bob")
+        await store.add_reward(0, rollout_id=good, source="ann")
+        await store.add_reward(1, rollout_id=bad, source="ann")
 
 
 @pytest.mark.parametrize("mode", [pytest.param("production", id="adopted", marks=pytest.mark.full), pytest.param("test", id="injected")])
@@ -101,16 +112,7 @@ async def test_grpo_waits_for_the_rewards_that_it_trusts_and_takes_each_rollout_
             grpo.on_step = lambda _: stepped.set()
             return await grpo.train(store, [])
 
-    async def rate() -> None:
-        """Reward the opposite of what the agent did, of the second task after the first step."""
-        for number, (good, bad) in enumerate(by_task):
-            if number:
-                await stepped.wait()
-            await store.add_reward(0, rollout_id=good, source="bob")
-            await store.add_reward(0, rollout_id=good, source="ann")
-            await store.add_reward(1, rollout_id=bad, source="ann")
-
-    reports, _ = await asyncio.gather(run(), rate())
+    reports, _ = await asyncio.gather(run(), rate(store, by_task, stepped))
     assert [sorted(report.rollout_ids) for report in reports] == [sorted(both) for both in by_task]
     assert [report.refused for report in reports] == [{}, {}]
     load_weights(model, tmp_path / "run" / "checkpoints" / "step-000002")
@@ -134,15 +136,7 @@ async def test_sft_waits_for_the_rewards_that_it_trusts_and_takes_each_rollout_o
             sft.on_step = lambda _: stepped.set()
             return await sft.train(store, [])
 
-    async def rate() -> None:
-        for number, (good, bad) in enumerate(by_task):
-            if number:
-                await stepped.wait()
-            await store.add_reward(0, rollout_id=good, source="bob")
-            await store.add_reward(0, rollout_id=good, source="ann")
-            await store.add_reward(1, rollout_id=bad, source="ann")
-
-    reports, _ = await asyncio.gather(run(), rate())
+    reports, _ = await asyncio.gather(run(), rate(store, by_task, stepped))
     assert [sorted(report.rollout_ids) for report in reports] == [sorted(both) for both in by_task]
     load_weights(model, tmp_path / "run" / "weights" / "2")
     assert sum(logprobs(model, BAD)) > before, "what ann rewarded became likelier"
