@@ -16,14 +16,14 @@ from agl_otel.adapters.logged import LEFT_OUT, logged_of, weighable
 from agl_otel.adapters.offpolicy import CANNOT_TELL, Estimate, Interval, Logged, estimate, joined
 from agl_otel.adapters.sampling import token_temperatures
 from agl_otel.cli.common import data_dir_option, json_option, print_json, run_async, settings_for, setup_logging, store_option
-from agl_otel.cli.export import SCORED
+from agl_otel.cli.export import ids_of_modes
 from agl_otel.cli.output import counted
-from agl_otel.cli.queue import must_exist, rollouts_of, span_of_time
+from agl_otel.cli.queue import must_exist, span_of_time
 from agl_otel.cli.training_steps import run_id_of
 from agl_otel.errors import DataError
 from agl_otel.stack.sharing import open_store
 from agl_otel.store import Store
-from agl_otel.types import RolloutMode, is_trial
+from agl_otel.types import RolloutMode
 from agl_otel.types.columns import Traces
 from agl_otel.types.options import Finite, Whole
 
@@ -77,7 +77,7 @@ def backtest(
     """
     setup_logging()
     settings = settings_for(data_dir, store)
-    since = None if given["since"] is None else time.time() - span_of_time(given["since"])
+    since = 0.0 if given["since"] is None else time.time() - span_of_time(given["since"])
     run_id = None if given["run"] is None else run_id_of(given["run"])
     from transformers.utils.logging import disable_progress_bar
 
@@ -89,13 +89,8 @@ def backtest(
     async def main() -> tuple[Logged, Counter[str], Counter[str]]:
         async with open_store(settings) as opened:
             ids = await must_exist(opened.queue, rollout_ids, opened.reader)
-            ids = ids or [
-                rollout.rollout_id
-                async for rollout in rollouts_of(opened.queue, ["succeeded"], given["modes"], run=run_id)
-                if not is_trial(rollout)
-                and (given["modes"] or rollout.mode not in SCORED)
-                and (since is None or rollout.start_time >= since)
-            ]
+            if not ids:
+                ids, _ = await ids_of_modes(opened.queue, given["modes"], run_id, since=since)
             return await _read(opened, ids, loaded, given)
 
     logged, left_out, differing = run_async(main)

@@ -149,7 +149,7 @@ def export(
             if pin is None:
                 ids, left_out = await must_exist(opened.queue, rollout_ids, opened.reader), {}
                 if not ids:
-                    ids, left_out = await _of_modes(opened.queue, modes, run_id)
+                    ids, left_out = await ids_of_modes(opened.queue, modes, run_id)
                 return await _write(opened, cast("Path", target), Reading(**changes), rules, ids, None) | {"left_out": left_out}
             if diff_pin is not None:
                 return await _compare(opened, pin, changes)
@@ -159,13 +159,18 @@ def export(
     click.echo(json_text(report) if as_json else "\n".join(_lines(report)), err=target == STDOUT)
 
 
-async def _of_modes(queue: QueueClient, modes: Sequence[RolloutMode], run: str | None) -> tuple[list[str], dict[str, int]]:
+async def ids_of_modes(
+    queue: QueueClient, modes: Sequence[RolloutMode], run: str | None, *, since: float = 0.0
+) -> tuple[list[str], dict[str, int]]:
     """Return the ids of the rollouts of these modes, and of this run (None: of all), that succeeded; without modes of all but SCORED. And
-    {mode, or TRIAL: how many are left out}. Raises NotFoundError if no rollout is of this run."""
+    {mode, or TRIAL: how many are left out}. Those from before `since` (Unix seconds) are passed over. Raises NotFoundError if no rollout is
+    of this run."""
     ids, left_out = list[str](), Counter[str]()
     if run is not None and not await queue.query_runs(run):
         raise NotFoundError(f"no rollout is of a run {run!r}: `agl-otel runs ls` lists the runs")
     async for rollout in rollouts_of(queue, ["succeeded"], modes, run=run):
+        if rollout.start_time < since:
+            continue
         if is_trial(rollout):
             left_out[TRIAL] += 1
         elif not modes and rollout.mode in SCORED:
