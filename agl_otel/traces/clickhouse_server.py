@@ -32,6 +32,7 @@ STATEMENT_SECONDS: Final = 300.0  # over the native protocol, where progress mes
 IDLE_SECONDS: Final = 2.0  # an HTTP connection idle for longer is reopened: servers close idle ones after 3 to 30 seconds
 AUTHENTICATION_FAILED: Final = 516
 NOT_ALLOWED: Final = frozenset({497, 164})  # access denied, read-only
+ABORTED: Final = 236  # "The server is shutting down"
 
 # Settings of every session, regardless of the user's profile.
 SESSION: Final[dict[str, str | int]] = {
@@ -126,7 +127,7 @@ class ServerEngine:
             try:
                 return cast(list[Sequence[object]], self._client.execute(sql, values or None))
             except driver_errors.ServerException as error:
-                raise ClickHouseError(_short(f"Code: {error.code}. {error.message}")) from None
+                raise self._refused(f"Code: {error.code}. {error.message}") from None
             except (driver_errors.Error, OSError, EOFError) as error:
                 self._client.disconnect()
                 raise self._unavailable(self.address.port, error) from None
@@ -143,11 +144,11 @@ class ServerEngine:
         except (OSError, http.client.HTTPException) as error:
             self._drop()
             if isinstance(error, http.client.IncompleteRead) and (match := _EXCEPTION.search(error.partial[-_TAIL_BYTES:])):
-                raise ClickHouseError(_short(match[1].decode(errors="replace"))) from None
+                raise self._refused(match[1].decode(errors="replace")) from None
             raise self._unavailable(self.address.http_port, error) from None
         self._http.used_at = time.monotonic()
         if response.status != 200 or response.headers.get(_CODE_HEADER):
-            raise ClickHouseError(_short(answer.decode(errors="replace")))
+            raise self._refused(answer.decode(errors="replace"))
         return answer
 
     def _connection(self) -> http.client.HTTPConnection:
@@ -174,6 +175,11 @@ class ServerEngine:
             self._http.connection = None
             with self._lock:
                 self._open.remove(connection)
+
+    def _refused(self, message: str) -> ClickHouseError | UnavailableError:
+        """Return the error for what the server answered: one that ends (it aborts, or is stopped) is away, as if it did not answer."""
+        error = ClickHouseError(_short(message))
+        return UnavailableError(f"ClickHouse at {self.address} is ending: {_first_line(message)}") if error.code == ABORTED else error
 
     def _unavailable(self, port: int, error: BaseException) -> UnavailableError:
         reason = str(error) or type(error).__name__

@@ -9,11 +9,11 @@ from typing import Any
 
 import pytest
 
-from agl_otel.errors import ConflictError
+from agl_otel.errors import ConflictError, UnavailableError
 from agl_otel.traces.address import ServerAddress
 from agl_otel.traces.chdb import ChdbEngine
 from agl_otel.traces.clickhouse_server import ServerEngine
-from agl_otel.traces.engine import DATA_CODES, ClickHouseError
+from agl_otel.traces.engine import DATA_CODES, DATABASE, ClickHouseError
 from agl_otel.traces.opened import TraceStore
 from agl_otel.traces.schema import VERSION, create_schema
 from agl_otel.traces.sql import REFILLS, named_query
@@ -150,6 +150,18 @@ def test_an_error_carries_clickhouses_code(engine: TraceStore) -> None:
     with pytest.raises(ClickHouseError) as failure:
         engine.select("SELECT * FROM otel.nothere")
     assert (failure.value.code, failure.value.is_data_error) == (60, False)
+
+
+@pytest.mark.full
+def test_a_server_that_is_ending_is_away(server: ClickHouseServer) -> None:
+    engine = ServerEngine(ServerAddress.parse(server.url()))
+    engine.command(f"CREATE DATABASE IF NOT EXISTS {DATABASE}")
+    error = "throwIf(1, 'The server is shutting down due to a fatal error', toInt16(236))"
+    ending = f"SELECT {error} SETTINGS allow_custom_error_code_in_throwif = 1"
+    for ask in (lambda: engine.command(ending), lambda: engine.read(ending, "TSV")):
+        with pytest.raises(UnavailableError, match=r"is ending: Code: 236.*shutting down"):
+            ask()
+    engine.close()
 
 
 def test_the_data_error_codes_have_clickhouses_names(engine: TraceStore) -> None:
