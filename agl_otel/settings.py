@@ -128,7 +128,10 @@ class Settings(BaseSettings):
     """How many tokens the model may write in one attempt; 0: no limit."""
     unidentified: Literal["keep", "drop", "adopt"] = "keep"
     """Spans and log records of no rollout: `keep` stores them without ids (they are identified later if possible), `drop` discards them,
-    `adopt` makes a production rollout of every complete unidentified trace, 60 s after its last span."""
+    `adopt` makes a production rollout of every complete unidentified trace, `adopt_quiet_seconds` after its last span."""
+    adopt_quiet_seconds: float = Field(default=60.0, ge=1.0, le=86400.0)
+    """After how long without a span a trace counts as complete, for `adopt`. Longer than the longest pause of an agent: what comes later
+    joins the rollout, and changes neither its input nor its outcome."""
     mask: str = ""
     """A TOML file of masking rules, as for `agl-otel export --mask`: matching content is dropped or hashed before anything is stored or
     forwarded (the Python collector only); empty masks nothing."""
@@ -260,6 +263,11 @@ class Settings(BaseSettings):
     def announced_host(self) -> str:
         """The host that services register with the queue."""
         return self.advertise or self.host
+
+    @property
+    def adopts_after(self) -> float | None:
+        """How long a trace of no rollout is quiet before it is adopted, in seconds; None: it is not adopted."""
+        return self.adopt_quiet_seconds if self.unidentified == "adopt" else None
 
     @property
     def queue_db(self) -> str:

@@ -26,7 +26,6 @@ from agl_otel.traces.sql import named_query
 from agl_otel.types import AttemptedRollout, EnqueueRolloutRequest
 from agl_otel_hook import conventions
 
-QUIET_SECONDS: Final = 60.0
 TRACES: Final = 100  # per request to the queue, and copied together
 NAMED: Final = (
     1_000  # traces that the metadata of a conversation's rollout name: a pass that dies is finished for them, and the others join
@@ -93,7 +92,7 @@ def input_of(attributes: Mapping[str, str]) -> Any:
 class Adoption:
     """Makes rollouts of quiet traces. Errors of ClickHouse and of the queue end a pass; the next one continues."""
 
-    def __init__(self, late: LatePass, queue: QueueClient, *, quiet_seconds: float = QUIET_SECONDS) -> None:
+    def __init__(self, late: LatePass, queue: QueueClient, *, quiet_seconds: float) -> None:
         self._late = late
         self._queue = queue
         self._quiet_ms = int(quiet_seconds * 1000)

@@ -27,12 +27,18 @@ OVERLAP_SECONDS = 120.0  # overlap of two passes: rows become visible some time 
 
 
 class Maintenance:
-    """Runs passes over one store. `adopt`: whether the policy is that one (policy.py); `clock` returns Unix seconds."""
+    """Runs passes over one store.
 
-    def __init__(self, traces: TraceStore, queue: QueueClient, *, adopt: bool, clock: Callable[[], float] = time.time) -> None:
+    `adopt_after`: how long a trace is quiet before it is adopted, in seconds; None: traces are not adopted (policy.py). `clock` returns
+    Unix seconds.
+    """
+
+    def __init__(
+        self, traces: TraceStore, queue: QueueClient, *, adopt_after: float | None, clock: Callable[[], float] = time.time
+    ) -> None:
         self._traces = traces
         self._late = LatePass(traces, queue)
-        self._adoption = Adoption(self._late, queue) if adopt else None
+        self._adoption = Adoption(self._late, queue, quiet_seconds=adopt_after) if adopt_after is not None else None
         self._clock = clock
         self._turn = asyncio.Lock()
 

@@ -118,7 +118,7 @@ class Collector:
         server = ServerAddress.parse(settings.clickhouse_db) if not settings.clickhouse_db.startswith(CHDB_SCHEME) else None
         self._begin_tasks(server)
         self._open_sql(server)
-        self._maintenance = Maintenance(self._engine, self._queue, adopt=settings.unidentified == "adopt")
+        self._maintenance = Maintenance(self._engine, self._queue, adopt_after=settings.adopts_after)
         parts = Parts(
             self._intake,
             self._writer,

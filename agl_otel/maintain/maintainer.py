@@ -179,7 +179,7 @@ async def maintainer(settings: Settings) -> AsyncGenerator[Maintainer]:
         else:
             engine = await asyncio.to_thread(open_store, settings.clickhouse_db)
             closers.callback(engine.close)
-            maintenance = Maintenance(engine, queue, adopt=settings.unidentified == "adopt")
+            maintenance = Maintenance(engine, queue, adopt_after=settings.adopts_after)
             closers.push_async_callback(maintenance.close)
             work = maintenance.run
         made = Maintainer(queue, work, retention_days=settings.retention_days, database=sqlite_path(settings.queue_db), purge=stored.purge)

@@ -93,7 +93,7 @@ class LateStore:
     def __init__(self, engine: TraceStore, queue: LocalQueue, clock: ManualClock, *, adopt: bool) -> None:
         self.engine = engine
         self.clock = clock
-        self.maintenance = Maintenance(engine, queue.client, adopt=adopt, clock=clock)
+        self.maintenance = Maintenance(engine, queue.client, adopt_after=60.0 if adopt else None, clock=clock)
         self.since = 0.0
         self.batch = 0
 

@@ -18,7 +18,6 @@ from opentelemetry.sdk.trace import TracerProvider
 from opentelemetry.sdk.trace.export import SimpleSpanProcessor
 
 from agl_otel.cli import main
-from agl_otel.collector.adopt import QUIET_SECONDS
 from agl_otel.collector.late_pass import ADOPTED
 from agl_otel.collector.maintenance import Maintenance
 from agl_otel.stack.backup import SQLITE_FILE, TRACES
@@ -101,7 +100,7 @@ async def adopt(data_dir: Path, traces: int) -> None:
     """Run the pass of the collector that adopts quiet traces, with a clock on which they are quiet."""
     engine = ChdbEngine(data_dir / TRACES)
     async with LocalQueue(f"sqlite:///{data_dir / SQLITE_FILE}", clock=ManualClock(time.time())) as queue:
-        maintenance = Maintenance(engine, queue.client, adopt=True, clock=ManualClock(time.time() + 2 * QUIET_SECONDS))
+        maintenance = Maintenance(engine, queue.client, adopt_after=60.0, clock=ManualClock(time.time() + 120))
         assert (await maintenance.run(0.0))["adopted"] == traces
         await maintenance.close()
     engine.close()
