@@ -120,8 +120,8 @@ def estimate(logged: Logged, *, clip: float | None = None, level: float = 0.95, 
     value, influence = _doubly_robust(weights, rewards, _baselines(rewards, alive, logged.task))
     last = weights[:, -1]
     rng = np.random.default_rng(seed)
-    score = _interval(value, influence, level, draws, rng)
-    gain = _interval(value - float(scores.mean()), influence - (scores - scores.mean()), level, draws, rng)
+    score = bootstrap_interval(value, influence, level, draws, rng)
+    gain = bootstrap_interval(value - float(scores.mean()), influence - (scores - scores.mean()), level, draws, rng)
     effective = float(last.sum() ** 2 / np.square(last).sum())
     mass, spread = float(exact[:, -1].mean()), float(exact[:, -1].std() / math.sqrt(len(last)))
     tail = max(tail_shape(last), tail_shape(np.abs(influence)))
@@ -170,7 +170,8 @@ def _doubly_robust(weights: Array, rewards: Array, baselines: Array) -> tuple[fl
     return value, influence
 
 
-def _interval(value: float, influence: Array, level: float, draws: int, rng: np.random.Generator) -> Interval:
+def bootstrap_interval(value: float, influence: Array, level: float, draws: int, rng: np.random.Generator) -> Interval:
+    """Return the bootstrap-t interval of an estimate from the influence of each of its independent observations."""
     count = len(influence)
     error = float(influence.std(ddof=1)) / math.sqrt(count)
     if not error > 0:

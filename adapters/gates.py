@@ -1,0 +1,178 @@
+"""Statistics that decide whether new weights may answer users: held-out gains, drift, alarms, and the watch over a canary. Pure.
+
+A gate never says that weights are good; it says what speaks against them. Each reason is a key of REFUSALS.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Sequence
+from dataclasses import dataclass
+from typing import Any, Final, Literal, NamedTuple
+
+import numpy as np
+from numpy.typing import NDArray
+
+from agl_otel.adapters.offpolicy import DRAWS, Estimate, Interval, bootstrap_interval
+
+ONE_SIDED: Final = 1.645
+"""Quantile of the normal distribution for one side at 95 %."""
+LEAST_RATED: Final = 8
+"""Attempts with both rewards without which trusted_lags says nothing."""
+REFUSALS: Final = {
+    "no_new_weights": "the update changed nothing",
+    "held_out_falls": "the held-out score fell by more than chance",
+    "held_out_no_gain": "the held-out score did not rise by more than chance",
+    "backtest_worse": "on the logged attempts it would have earned less",
+    "backtest_not_better": "it is not shown that it would have earned more on the logged attempts",
+    "drift": "its replies are further from the promoted weights' than max_drift allows",
+    "trusted_falls": "alarm: by the trusted rewards of the logged attempts it would have earned less",
+    "trusted_lags": "alarm: the rewards that are trained on have risen, and the trusted ones have not followed as they used to",
+    "canary_worse": "the canary earned less than the promoted weights by more than chance",
+    "canary_no_gain": "the canary's mean reward is lower than the promoted weights' by more than max_drop",
+    "canary_unrated": "the canary's conversations got too few rewards to judge it",
+}
+"""{why weights are not promoted: its text}."""
+ALARMS: Final = frozenset({"trusted_falls", "trusted_lags"})
+"""The reasons that speak of a reward that is exploited."""
+Array = NDArray[np.float64]
+Backtest = Literal["off", "not_worse", "better"]
+
+
+def paired_gain(before: Sequence[float], after: Sequence[float], *, level: float = 0.95, seed: int = 0) -> Interval:
+    """Return the mean gain over the same tasks, with its interval (bootstrap-t over tasks)."""
+    gains = np.asarray(after, np.float64) - np.asarray(before, np.float64)
+    value = float(gains.mean())
+    return (
+        bootstrap_interval(value, gains - value, level, DRAWS, np.random.default_rng(seed))
+        if len(gains) > 1
+        else Interval(value, -math.inf, math.inf)
+    )
+
+
+def drift(new: NDArray[np.floating[Any]], old: NDArray[np.floating[Any]]) -> float:
+    """Return the mean KL divergence for each token, KL(old ‖ new) in nats, from the log-probs of tokens that the old policy sampled.
+
+    The estimator r - 1 - log r is unbiased and never negative (J. Schulman, "Approximating KL divergence", 2020).
+    """
+    logs = new.astype(np.float64) - old.astype(np.float64)
+    return float(np.mean(np.expm1(logs) - logs)) if len(logs) else 0.0
+
+
+class Rated(NamedTuple):
+    """Rewards of attempts that have both, [attempts] each."""
+
+    trained: Array
+    """Those that are trained on."""
+    trusted: Array
+    """Those of sources that the training does not see."""
+
+
+def trusted_lags(then: Rated, now: Rated) -> bool:
+    """Return whether the trained rewards have risen, and the trusted ones less than `then` would have it, each by more than chance.
+
+    That is how an exploited reward looks before the true score falls: both rise at first, then one stays behind (Gao, Schulman & Hilton,
+    "Scaling laws for reward model overoptimization", arXiv:2210.10760). What `then` would have is a line fitted to its attempts, so that
+    trusted rewards may be noisy, or on another scale.
+    """
+    if min(len(then.trained), len(now.trained)) < LEAST_RATED:
+        return False
+    rise = float(now.trained.mean() - then.trained.mean())
+    if rise <= ONE_SIDED * math.sqrt(_squared_error(then.trained) + _squared_error(now.trained)):
+        return False
+    squares = float(np.square(then.trained - then.trained.mean()).sum())
+    slope = float(((then.trained - then.trained.mean()) * then.trusted).sum()) / squares if squares else 0.0
+    line = then.trusted.mean() + slope * (now.trained - then.trained.mean())
+    residual = then.trusted - then.trusted.mean() - slope * (then.trained - then.trained.mean())
+    spread = float(np.square(residual).sum()) / (len(residual) - 2)
+    fit = spread * (1 / len(residual) + (rise**2 / squares if squares else 0.0))  # variance of the line at the mean of `now`
+    lag = line - now.trusted
+    return float(lag.mean()) > max(ONE_SIDED * math.sqrt(_squared_error(lag) + fit), 1e-9)  # without noise only rounding is left
+
+
+def _squared_error(values: Array) -> float:
+    """Return the variance of their mean."""
+    return float(values.var(ddof=1)) / len(values)
+
+
+@dataclass(frozen=True)
+class Rules:
+    """What a gate asks for."""
+
+    held_out: Literal["not_worse", "better"] = "not_worse"
+    backtest: Backtest = "not_worse"
+    max_drift: float | None = None
+
+
+def refusals(
+    rules: Rules, *, held_out: Interval, backtest: Estimate | None, trusted: Estimate | None, lags: bool, kl: float
+) -> tuple[str, ...]:
+    """Return the reasons against the weights, in the order of REFUSALS.
+
+    Args:
+        rules: what is asked for.
+        held_out: the gain on held-out tasks.
+        backtest: by the rewards that are trained on; None where too few attempts count.
+        trusted: by the trusted rewards, at a level of 80 %; None where there are none.
+        lags: trusted_lags.
+        kl: drift.
+    """
+    better = backtest is not None and backtest.verdict == "better"
+    found = {
+        "held_out_falls": held_out.high < 0,
+        "held_out_no_gain": rules.held_out == "better" and held_out.high >= 0 and held_out.low <= 0,
+        "backtest_worse": rules.backtest != "off" and backtest is not None and backtest.verdict == "worse",
+        "backtest_not_better": rules.backtest == "better" and not better and not (backtest is not None and backtest.verdict == "worse"),
+        "drift": rules.max_drift is not None and kl > rules.max_drift,
+        "trusted_falls": trusted is not None and trusted.gain.high < 0,
+        "trusted_lags": lags,
+    }
+    return tuple(reason for reason, is_so in found.items() if is_so)
+
+
+def difference_bounds(canary: Array, stable: Array, *, spread: float, planned: int, error: float = 0.05) -> Interval:
+    """Return the difference of the mean rewards with bounds that hold at every look at once, however often one looks.
+
+    Robbins' normal mixture for bounded values, for each mean at half of the `error` (Howard et al., arXiv:1810.08240, eq. 14), so that
+    the canary may be looked at after every reward.
+
+    Args:
+        canary: rewards.
+        stable: likewise, of the same time.
+        spread: the range in which rewards lie.
+        planned: the number of the canary's rewards for which the bounds are to be narrowest.
+        error: the chance that the bounds are ever wrong.
+    """
+    if not len(canary) or not len(stable):
+        return Interval(0.0, -math.inf, math.inf)
+    value = float(canary.mean() - stable.mean())
+    width = sum(_radius(len(rewards), spread / 2, planned, error / 2) for rewards in (canary, stable))
+    return Interval(value, value - width, value + width)
+
+
+def _radius(count: int, sigma: float, planned: int, error: float) -> float:
+    evidence = 2 * math.log(1 / error)
+    prior = planned / (evidence + math.log1p(evidence))
+    return sigma * math.sqrt((count + prior) * math.log((count + prior) / (prior * error**2))) / count
+
+
+def canary_verdict(
+    canary: Array, stable: Array, *, begun: int, planned: int, most: int, spread: float, max_drop: float
+) -> tuple[Literal["wait", "promote", "roll_back"], str]:
+    """Decide about a canary: (verdict, key of REFUSALS or empty).
+
+    Args:
+        canary: rewards of its conversations.
+        stable: those of the promoted weights at the same time.
+        begun: its conversations, rated or not.
+        planned: rewards after which it is promoted, if nothing speaks against it.
+        most: conversations after which it is rolled back, if it has not got these rewards.
+        spread: the range of rewards.
+        max_drop: by how much its mean may be lower; chance alone makes half of equal canaries lower.
+    """
+    bounds = difference_bounds(canary, stable, spread=spread, planned=planned)
+    if bounds.high < 0:
+        return "roll_back", "canary_worse"
+    if len(canary) >= planned and len(stable):
+        return ("promote", "") if bounds.value >= -max_drop else ("roll_back", "canary_no_gain")
+    return ("roll_back", "canary_unrated") if begun >= most else ("wait", "")

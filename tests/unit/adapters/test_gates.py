@@ -1,0 +1,126 @@
+"""The statistics of gates and canaries, against worlds whose truth is known."""
+
+from __future__ import annotations
+
+import math
+
+import numpy as np
+import pytest
+
+from agl_otel.adapters.gates import Rated, Rules, canary_verdict, difference_bounds, drift, paired_gain, refusals, trusted_lags
+from agl_otel.adapters.offpolicy import Estimate, Interval
+
+
+def test_the_interval_of_a_held_out_gain_covers_the_truth() -> None:
+    rng, covered = np.random.default_rng(0), 0
+    for seed in range(400):
+        chance = rng.uniform(0.2, 0.8, 64)
+        before, after = rng.random(64) < chance, rng.random(64) < np.minimum(chance + 0.1, 1.0)
+        gain = paired_gain(before.tolist(), after.tolist(), seed=seed)
+        covered += gain.low <= float((np.minimum(chance + 0.1, 1.0) - chance).mean()) <= gain.high
+    assert 0.92 <= covered / 400 <= 0.99
+
+
+def test_equal_scores_are_no_gain_and_one_task_tells_nothing() -> None:
+    assert paired_gain([1.0, 0.0], [1.0, 0.0]) == Interval(0.0, 0.0, 0.0)
+    assert paired_gain([0.0], [1.0]) == Interval(1.0, -math.inf, math.inf)
+
+
+def test_drift_is_the_divergence_by_enumeration() -> None:
+    rng = np.random.default_rng(0)
+    old, new = (np.log(rng.dirichlet(np.ones(7))) for _ in range(2))
+    exact = float((np.exp(old) * (old - new)).sum())
+    sampled = rng.choice(7, 200_000, p=np.exp(old))
+    assert drift(new[sampled], old[sampled]) == pytest.approx(exact, rel=0.02)
+    assert drift(old[sampled], old[sampled]) == 0.0
+    assert drift(np.zeros(0), np.zeros(0)) == 0.0
+
+
+def test_looking_after_every_reward_rolls_back_few_equal_canaries() -> None:
+    rng, wrong = np.random.default_rng(0), 0
+    for _ in range(400):
+        canary, stable = (rng.random(64) < 0.6).astype(float), (rng.random(576) < 0.6).astype(float)
+        wrong += any(
+            difference_bounds(canary[:count], stable[: 9 * count], spread=1.0, planned=32).high < 0 for count in range(1, len(canary) + 1)
+        )
+    assert wrong / 400 <= 0.05
+
+
+def test_a_bad_canary_is_rolled_back_before_the_planned_number_of_rewards() -> None:
+    rng = np.random.default_rng(0)
+    looks: list[int] = []
+    for _ in range(100):
+        canary, stable = (rng.random(64) < 0.05).astype(float), (rng.random(576) < 0.8).astype(float)
+        for count in range(1, len(canary) + 1):
+            verdict, why = canary_verdict(canary[:count], stable[: 9 * count], begun=count, planned=64, most=256, spread=1.0, max_drop=0.05)
+            if verdict != "wait":
+                assert (verdict, why) == ("roll_back", "canary_worse")
+                looks.append(count)
+                break
+    assert len(looks) == 100 and max(looks) <= 40
+
+
+def test_a_canary_is_promoted_once_it_has_its_rewards_and_rolled_back_without_them() -> None:
+    good = np.ones(32)
+    at = {"planned": 32, "most": 128, "spread": 1.0, "max_drop": 0.05}
+    assert canary_verdict(good, good, begun=32, **at) == ("promote", "")  # pyright: ignore[reportArgumentType]  # see `at`
+    assert canary_verdict(good[:31], good, begun=127, **at) == ("wait", "")  # pyright: ignore[reportArgumentType]
+    assert canary_verdict(good[:31], good, begun=128, **at) == ("roll_back", "canary_unrated")  # pyright: ignore[reportArgumentType]
+    lower = np.repeat([0.0, 1.0], [2, 30])
+    assert canary_verdict(lower, good, begun=32, **at) == ("roll_back", "canary_no_gain")  # pyright: ignore[reportArgumentType]
+    assert canary_verdict(good, np.zeros(0), begun=32, **at) == ("wait", ""), "nothing to compare with"  # pyright: ignore[reportArgumentType]
+
+
+@pytest.mark.parametrize(("exploited", "expected"), [(0.0, 0.05), (0.5, 1.0)])
+def test_the_alarm_of_an_exploited_reward(exploited: float, expected: float) -> None:
+    """The share `exploited` of the attempts rewarded now is wrong in truth; the trained reward rises in both worlds."""
+    rng, raised = np.random.default_rng(0), 0
+    for _ in range(200):
+        then, now = (rng.random(200) < chance for chance in (0.3, 0.9))
+        truths = [then, now & ~((rng.random(200) < exploited) & now)]
+        seen = [Rated(trained.astype(float), truth.astype(float)) for trained, truth in zip((then, now), truths, strict=True)]
+        raised += trusted_lags(*seen)
+    assert raised / 200 <= expected if not exploited else raised / 200 >= 0.95
+
+
+def test_an_honest_rise_with_trusted_rewards_that_are_noisy_raises_no_alarm() -> None:
+    rng, raised = np.random.default_rng(1), 0
+    for _ in range(400):
+        seen: list[Rated] = []
+        for chance in (0.3, 0.8):
+            trained = rng.random(150) < chance
+            seen.append(Rated(trained.astype(float), (trained ^ (rng.random(150) < 0.1)).astype(float)))
+        raised += trusted_lags(*seen)
+    assert raised / 400 <= 0.08
+
+
+def _estimate(low: float, high: float, *doubts: str) -> Estimate:
+    gain = Interval((low + high) / 2, low, high)
+    return Estimate(gain, gain, 0.0, 100, 90.0, 1.0, 0.1, doubts=doubts)
+
+
+FLAT = Interval(0.0, -0.1, 0.1)
+BETTER, WORSE, UNKNOWN = _estimate(0.1, 0.2), _estimate(-0.2, -0.1), _estimate(-0.1, 0.1, "overlap")
+
+
+@pytest.mark.parametrize(
+    ("rules", "given", "expected"),
+    [
+        (Rules(), {}, ()),
+        (Rules(), {"held_out": Interval(-0.2, -0.3, -0.1)}, ("held_out_falls",)),
+        (Rules(held_out="better"), {}, ("held_out_no_gain",)),
+        (Rules(held_out="better"), {"held_out": Interval(0.2, 0.1, 0.3)}, ()),
+        (Rules(), {"backtest": WORSE}, ("backtest_worse",)),
+        (Rules(backtest="off"), {"backtest": WORSE}, ()),
+        (Rules(backtest="better"), {"backtest": WORSE}, ("backtest_worse",)),
+        (Rules(backtest="better"), {"backtest": UNKNOWN}, ("backtest_not_better",)),
+        (Rules(backtest="better"), {"backtest": None}, ("backtest_not_better",)),
+        (Rules(backtest="better"), {"backtest": BETTER}, ()),
+        (Rules(max_drift=0.1), {"kl": 0.2}, ("drift",)),
+        (Rules(), {"trusted": WORSE}, ("trusted_falls",)),
+        (Rules(), {"lags": True}, ("trusted_lags",)),
+    ],
+)
+def test_what_a_gate_refuses(rules: Rules, given: dict[str, object], expected: tuple[str, ...]) -> None:
+    facts: dict[str, object] = {"held_out": FLAT, "backtest": None, "trusted": None, "lags": False, "kl": 0.01, **given}
+    assert refusals(rules, **facts) == expected  # pyright: ignore[reportArgumentType]  # the facts of the table
