@@ -17,7 +17,8 @@ from agl_otel.jobs.algorithm_table import Need, check_sinks, check_timeouts, of_
 from agl_otel.jobs.job import Job
 from agl_otel.jobs.memory import Findings
 from agl_otel.jobs.memory_check import look_at
-from agl_otel.jobs.served import ServedRun, adapter_rank, fingerprint_of, needs_of_policy, notes_of_policy, policy_made, served_options
+from agl_otel.jobs.policy_server import adapter_rank
+from agl_otel.jobs.served import ServedRun, fingerprint_of, needs_of_policy, notes_of_policy, policy_made, served_options
 from agl_otel.service.loading import load_function
 
 if TYPE_CHECKING:

@@ -25,7 +25,8 @@ from agl_otel.jobs.memory import (
     our_server,
     trainer,
 )
-from agl_otel.jobs.served import SMALL_PARAMETERS, gpu_share, is_shared
+from agl_otel.jobs.policy_server import gpu_share, is_shared
+from agl_otel.jobs.served import SMALL_PARAMETERS
 
 if TYPE_CHECKING:
     from agl_otel.jobs.model_check import ModelFacts

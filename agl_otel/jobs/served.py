@@ -3,8 +3,6 @@
 from __future__ import annotations
 
 import asyncio
-import os
-import time
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
@@ -15,40 +13,32 @@ import aiohttp
 from agl_otel.algorithms.grpo.groups import cancel_all
 from agl_otel.algorithms.grpo.options import ALL_LINEAR, Sampling
 from agl_otel.algorithms.grpo.serving import MODEL_NAME, RESOURCE_NAME, check_context
-from agl_otel.algorithms.grpo.vllm import LORA_RANKS, START_SECONDS, STOP_SECONDS, vllm_command
+from agl_otel.algorithms.grpo.vllm import vllm_command
 from agl_otel.algorithms.grpo.vllm_options import max_model_len
 from agl_otel.algorithms.hub import HubModel, find_model, is_hub_id, model_folder, origin_of
 from agl_otel.algorithms.model_files import CONFIG_FILE, POLICY, WEIGHTS_FILE
 from agl_otel.algorithms.options import has_torch
-from agl_otel.algorithms.run_folder import Fingerprint, RunFolder, digest_of, lock_run, read_checked, with_checksum, write_json
+from agl_otel.algorithms.run_folder import Fingerprint, RunFolder, digest_of, lock_run
 from agl_otel.algorithms.validation import Validation, best_of, note_validation, validations
-from agl_otel.errors import AglError, InUseError, ModelServerError, SettingsError
+from agl_otel.errors import AglError, ModelServerError, SettingsError
 from agl_otel.jobs.algorithm_table import Need, of_table
 from agl_otel.jobs.job import Job
 from agl_otel.jobs.memory import Findings
+from agl_otel.jobs.policy_server import PolicyServer, gpu_share, is_shared
 from agl_otel.jobs.run import Evaluation, JobRun, unless_failed
-from agl_otel.net.http_server import is_healthy
-from agl_otel.service.ports import is_free
-from agl_otel.service.processes import HEALTH_POLL_SECONDS, Process
-from agl_otel.settings import Settings, free_port
+from agl_otel.service.processes import Process
+from agl_otel.settings import Settings
 from agl_otel.store import Store
 from agl_otel.types import LLM, TERMINAL_STATUSES, RolloutQuery, RolloutStatus
 
 if TYPE_CHECKING:
     from agl_otel.jobs.model_check import ModelFacts
 
-OUR_SERVER: Final = "agl_otel.algorithms.grpo.server"
-VLLM: Final = "agl_otel.algorithms.grpo.vllm"
-PORT_SECONDS: Final = 20.0  # the model server of a killed run ends shortly after it
-SERVER: Final = "model_server.json"
 _AGENT: Final = {"function", "command", "grader"}
 """The fields of [agent] that belong to a run's fingerprint; the numbers of processes and rollouts may change on resuming."""
 SMALL_PARAMETERS: Final = 10_000_000
 """Up to this size a model counts as a toy, for which a CPU and the default learning rate are meant."""
 VLLM_TOLERANCE: Final = 0.1  # its weights are usually bfloat16
-SHARED_UTILIZATION: Final = 0.4  # of a GPU that vLLM shares with the trainer, whose weights, gradients and optimizer stay there
-VISIBLE: Final = "CUDA_VISIBLE_DEVICES"
-MODEL_SERVER_START_SECONDS: Final = 120.0  # mostly for importing torch on a busy machine
 
 
 def validation_name(step: int) -> str:
@@ -136,34 +126,6 @@ def _place(device: str) -> str:
 
 def _gpus(numbers: Sequence[int]) -> str:
     return f"GPU{'s' if len(numbers) > 1 else ''} {', '.join(map(str, numbers))}"
-
-
-def is_shared(job: Job) -> bool:
-    """Whether the model server and the trainer are on one GPU."""
-    kind, _, number = job.options.get("device", "cpu").partition(":")
-    if kind == "cpu" or (job.policy.server == "ours" and job.policy.devices is None):
-        return False
-    return int(number or 0) in (job.policy.devices or [0])
-
-
-def gpu_share(job: Job) -> float | None:
-    """Return the share of a GPU's memory that vLLM takes; None: its default."""
-    return job.policy.gpu_memory_utilization or (SHARED_UTILIZATION if is_shared(job) else None)
-
-
-def adapter_rank(job: Job) -> int:
-    """Return the rank of the LoRA adapters that the model server loads; 0: it loads merged weights."""
-    rank: int = job.options.get("lora_rank") or 0
-    return rank if job.policy.server == "vllm" and job.policy.adapters and rank <= LORA_RANKS[-1] else 0
-
-
-def vllm_arguments(job: Job) -> list[str]:
-    """Return the arguments of grpo/vllm.py that the job's keys set; those after "--" are of `vllm serve`."""
-    spec, share, rank = job.policy, gpu_share(job), adapter_rank(job)
-    arguments = [*(["--lora-rank", str(rank)] if rank else []), *(["--sleep"] if spec.sleep else []), "--"]
-    arguments += ["--gpu-memory-utilization", str(share)] if share is not None else []
-    arguments += ["--tensor-parallel-size", str(len(spec.devices))] if spec.devices and len(spec.devices) > 1 else []
-    return [*arguments, *spec.vllm_options]
 
 
 def check_devices(job: Job) -> Findings:
@@ -278,7 +240,7 @@ class ServedRun(JobRun):
         super().__init__(job, store, folder, stack_failed=stack_failed, settings=settings, force=force)
         self.record = folder / "model_server.jsonl"
         """The model server's own record of its samples, one line per choice."""
-        self._server: Process | None = None
+        self._server: PolicyServer | None = None
         self.server_url = ""
         self.context: int | None = None
         """The greatest number of tokens of a prompt and its reply that the model server takes."""
@@ -293,7 +255,10 @@ class ServedRun(JobRun):
         self.run = RunFolder(self.folder, algorithm=begun.algorithm, options=begun.options, seed=begun.seed, model=model, lock=lock)
         await self._cancel_unfinished()
         weights, version = await asyncio.to_thread(self._weights_to_serve, algorithm)
-        await self._serve(await self._port(), weights, version)
+        self._server = PolicyServer(self.job, self.model_dir, self.folder, record=self.record)
+        await self._run(await self._server.prepare(weights=weights, version=version), grace_seconds=self._server.stop_seconds)
+        await self._server.ready()
+        self.server_url = self._server.url
         async with aiohttp.ClientSession() as session:
             self.context = await check_context(session, self.server_url, algorithm.sampling_parameters["max_tokens"])
 
@@ -305,22 +270,6 @@ class ServedRun(JobRun):
         unfinished = [status for status in get_args(RolloutStatus) if status not in TERMINAL_STATUSES]
         left = await self.store.rollouts(RolloutQuery(status_in=unfinished, rollout_id_contains=f"ro-{self.run.run_id}-"))
         await cancel_all(self.store, [rollout.rollout_id for rollout in left])
-
-    async def _port(self) -> int:
-        """Return the run's fixed port, where rollouts still waiting after a stop look for their model. Raises InUseError, DataError."""
-        kept = self.folder / SERVER
-        if not kept.exists():
-            write_json(kept, with_checksum({"port": free_port()}))
-        port: int = read_checked(kept)["port"]
-        deadline = time.monotonic() + PORT_SECONDS
-        while not is_free("127.0.0.1", port):
-            if time.monotonic() > deadline:
-                raise InUseError(
-                    f"port {port}, where the rollouts of the run in {self.folder} look for their model, is taken: "
-                    "end the process that holds it"
-                )
-            await asyncio.sleep(HEALTH_POLL_SECONDS)
-        return port
 
     async def fit(
         self,
@@ -372,23 +321,6 @@ class ServedRun(JobRun):
         """The best validation of weights that the run made; None where there is none."""
         return best_of(validations(self.folder))
 
-    async def _serve(self, port: int, weights: Path | None, version: int) -> None:
-        """Start the model server on this port with these weights, and wait until it is healthy."""
-        self.server_url = f"http://127.0.0.1:{port}"
-        spec, logs = self.job.policy, self.folder / "logs"
-        arguments = ["--model", str(self.model_dir), "--port", str(port), "--seed", str(spec.seed), "--version", str(version)]
-        arguments += ["--weights", str(weights)] if weights is not None else []
-        module, seconds = OUR_SERVER, MODEL_SERVER_START_SECONDS
-        if spec.server == "vllm":
-            module, seconds = VLLM, START_SECONDS
-            arguments += ["--vllm", vllm_command(spec.vllm), "--log", str(logs / "vllm.log"), *vllm_arguments(self.job)]
-        else:
-            arguments += ["--record", str(self.record), *(["--device", "cuda"] if spec.devices else [])]
-        env = visible(spec.devices) if spec.devices else {}
-        self._server = Process.python_module("model server", module, *arguments, log=logs / "model_server.log", env=env)
-        await self._run(self._server, grace_seconds=5.0 if spec.server == "ours" else STOP_SECONDS)
-        await self._server.ready(self._server_is_healthy, timeout_seconds=seconds)
-
     def _weights_to_serve(self, algorithm: Any) -> tuple[Path | None, int]:
         """Return folder (None: the model's) and version of the weights with which the server of a resumed run starts."""
         return algorithm.last_weights(self.run)
@@ -400,11 +332,8 @@ class ServedRun(JobRun):
         fits = f"the model server's context is {self.context} tokens: prompts of up to {(self.context or 0) - most} fit beside "
         return [*notes_of_policy(self.job), *([f"{fits}replies of max_tokens = {most}"] if self.context is not None else [])]
 
-    async def _server_is_healthy(self) -> bool:
-        return await is_healthy(f"{self.server_url}/health")
-
     def _ended(self, process: Process) -> type[AglError]:
-        return ModelServerError if process is self._server else super()._ended(process)
+        return ModelServerError if self._server is not None and process is self._server.process else super()._ended(process)
 
     async def publish_policy(self) -> None:
         """Publish the policy's address for rollouts before the training; the algorithm publishes its own versions."""
@@ -443,12 +372,6 @@ def policy_made(job: Job, folder: Path) -> Path | None:
 
 def _policy_place(job: Job, folder: Path) -> Path:
     return policy_of(job, run=folder) or folder / POLICY
-
-
-def visible(devices: Sequence[int]) -> dict[str, str]:
-    """Return the environment of a process that sees these GPUs, of those that this process sees, only."""
-    seen = os.environ.get(VISIBLE, "").split(",") if os.environ.get(VISIBLE) else [str(number) for number in range(max(devices) + 1)]
-    return {VISIBLE: ",".join(seen[number].strip() for number in devices)}
 
 
 async def prepare_policy(job: Job, folder: Path) -> Path:

@@ -16,16 +16,8 @@ from agl_otel.jobs.grpo import GRPORun
 from agl_otel.jobs.job import Job
 from agl_otel.jobs.memory import Findings
 from agl_otel.jobs.model_check import tiny_facts
-from agl_otel.jobs.served import (
-    SHARED_UTILIZATION,
-    adapter_rank,
-    check_policy,
-    check_room,
-    check_sleep,
-    notes_of_policy,
-    visible,
-    vllm_arguments,
-)
+from agl_otel.jobs.policy_server import SHARED_UTILIZATION, adapter_rank, visible, vllm_arguments
+from agl_otel.jobs.served import check_policy, check_room, check_sleep, notes_of_policy
 from agl_otel.jobs.sft import SFTRun
 from agl_otel.store import Store
 
