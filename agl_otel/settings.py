@@ -109,6 +109,9 @@ class Settings(BaseSettings):
     upstream_url: str = ""
     """Where the proxy sends calls of no rollout, and of rollouts without an LLM among their resources (an OpenAI-compatible base URL, or
     several separated by commas)."""
+    upstream_resources: str = "production"
+    """The id of a set of resources whose newest version serves calls of no rollout, where the queue has such a set with an LLM: all but
+    those whose model only `models` names. Without it `models` and `upstream_url` serve them. Empty: no set does."""
     upstream_key: SecretStr = SecretStr("")
     """The key of the server at `upstream_url`; agents never see it."""
     models: str = ""
@@ -176,7 +179,8 @@ class Settings(BaseSettings):
     to do so."""
     proxy_own_keys: bool = False
     """Whether, on a stack with a token, the proxy forwards calls of no attempt that carry their own provider's key instead of the token:
-    from any client, to the servers of `upstream_url` and `models`, without keys or passwords of the stack."""
+    from any client, to the servers of `upstream_resources` (but its canaries), `models` and `upstream_url`, without keys or passwords of
+    the stack."""
     tls_ca: str = ""
     """PEM file of the authority that clients trust (for a self-signed `tls_cert` the same file); empty: the system's authorities. If set,
     addresses without a scheme are dialled with TLS."""

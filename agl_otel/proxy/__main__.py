@@ -62,7 +62,12 @@ async def serving(settings: Settings) -> AsyncGenerator[Serving]:
         )
         models = ModelList(load_models(settings.models))
         upstreams = QueueUpstreams(
-            queue, models=models, fallback_url=settings.upstream_url, fallback_key=settings.upstream_key.get_secret_value(), own_urls=[url]
+            queue,
+            models=models,
+            fallback_url=settings.upstream_url,
+            fallback_key=settings.upstream_key.get_secret_value(),
+            own_urls=[url],
+            resources_id=settings.upstream_resources,
         )
         litellm = Litellm(settings.litellm, settings.data_dir.absolute()) if settings.litellm else None
         proxy = Proxy(

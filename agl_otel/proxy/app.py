@@ -133,6 +133,7 @@ class Proxy:
         self.meters.gauge("agl.proxy.under_way", "Model calls under way.", lambda: [({}, self._gate.in_flight)])
         self.meters.gauge("agl.proxy.held", "Model calls that wait for new weights.", lambda: [({}, self._gate.held)])
         self.meters.gauge("agl.proxy.total", "Model calls, and what was missing in them: /health's counts.", self._counted, kind="counter")
+        self.meters.gauge("agl.proxy.arms", "Model calls by the LLM resource that they went to.", self._arms, kind="counter")
 
     def app(self, *, fronted: bool = True) -> web.Application:
         """The aiohttp application; run it with `handler_cancellation=True`, or calls of disconnected clients are not cancelled.
@@ -296,10 +297,10 @@ class Proxy:
         return await self._listed(request, RequestAgent(request))
 
     async def _listed(self, request: web.Request, agent: RequestAgent, asked: str | None = None) -> web.Response:
-        """Return OpenAI's list of models; of the proxy's own list only `asked`, if a pattern of it matches that."""
+        """Return OpenAI's list of models; of those that the proxy knows only `asked`, if one is it, or is a pattern that matches."""
         key, agent.own_key = self._allowed(request, agent.headers)
-        if key is None and (names := self._models.names()):
-            names = [asked] if asked and self._models.find(asked) else names
+        if key is None and (names := [*dict.fromkeys([*await self._upstreams.names(), *self._models.names()])]):
+            names = [asked] if asked and (asked in names or self._models.find(asked)) else names
             cards = [{"id": name, "object": "model", "created": 0, "owned_by": "agl-otel"} for name in names]
             return web.json_response({"object": "list", "data": cards})
         return await self._running().pass_through(agent, key, "models")
@@ -324,6 +325,7 @@ class Proxy:
                 "down": forwarder.health.down(),
                 "models": self._models.names(),
                 "litellm": self._litellm.state if self._litellm is not None else None,
+                "arms": dict(self._recorder.arms),
                 "counts": {"attempts": len(self._attempts), **self._recorder.counts},
                 "unknown_paths": self._unknown_paths.as_json(),
                 "failures": failures,
@@ -336,6 +338,9 @@ class Proxy:
 
     def _counted(self) -> list[Sample]:
         return [({"what": what}, count) for what, count in sorted(self._recorder.counts.items())]
+
+    def _arms(self) -> list[Sample]:
+        return [({"arm": arm}, count) for arm, count in sorted(self._recorder.arms.items())]
 
     async def _pause(self, request: web.Request) -> web.Response:
         """Close the gate ({"mode": "hold" or "refuse", "wait_seconds": for calls in flight}); answer with how many are left."""

@@ -10,12 +10,13 @@ import asyncio
 import contextlib
 import io
 import random
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from functools import partial
 from hashlib import blake2b
+from itertools import cycle, islice, takewhile
 from typing import Final
-from urllib.parse import unquote, urlsplit
+from urllib.parse import urlsplit
 
 import aiohttp
 from aiohttp import web
@@ -28,6 +29,7 @@ from agl_otel.proxy.agent import Agent, RequestAgent
 from agl_otel.proxy.answer import ANSWER_BYTES, CLIENT_SECONDS, NOT_PASSED, error_response, pass_on, passed
 from agl_otel.proxy.attempts import Attempts
 from agl_otel.proxy.bridging import Bridges
+from agl_otel.proxy.callers import Conversation, caller_of, conversation_of
 from agl_otel.proxy.capabilities import NO_ROUTE, REFUSED, Capabilities, Place, Translate, names_any
 from agl_otel.proxy.dialects import CHAT, DIALECTS, Dialect, as_sampled, prepare, told_of
 from agl_otel.proxy.gate import Gate
@@ -58,7 +60,7 @@ PAUSE_SECONDS: Final = (0.05, 0.3)  # random pause between tries, so that agents
 _CANNOT_SERVE: Final = frozenset({502, 503, 504})
 _LOOKED_AT: Final = NO_ROUTE | REFUSED
 """Statuses that may mean that the server does not support the request."""
-_SET_HERE: Final = NOT_PASSED | {"content-type", "traceparent", "tracestate", "baggage"}
+_SET_HERE: Final = NOT_PASSED | {"content-type", "traceparent", "tracestate", "baggage", conventions.HEADER_CONVERSATION_ID}
 _RETRY_HEADERS: Final = ("x-stainless-retry-count", "x-retry-count")
 _KEY_HEADERS: Final = ("authorization", "x-api-key")
 
@@ -165,8 +167,8 @@ class Forwarder:
         body = crowded.read(raw, agent.path)
         await self._gate.enter()
         try:
-            model = body.get("model")
-            route = await self._route(agent, key, model)
+            conversation = Conversation(key[0]) if key is not None else None if agent.own_key else conversation_of(agent.headers)
+            route = await self._route(agent, key, body.get("model"), conversation)
             served, pool = _by_litellm(route.pool), route.pool
             if served is not None:
                 raw, body = for_litellm(body, dialect.fields, served, agent.path)
@@ -175,7 +177,8 @@ class Forwarder:
                 default = self._limits.budget
                 budget = default if route.budget is None else route.budget.or_else(default)
                 self._admit(key, budget if dialect.samples else Budget())
-            return await self._forward_recorded(agent, key, dialect, raw, body, pool, route)
+            ordered = self.health.order(pool, conversation.id if conversation is not None else None)
+            return await self._forward_recorded(agent, key, dialect, raw, body, ordered, route, conversation)
         finally:
             self._gate.leave()
 
@@ -205,9 +208,10 @@ class Forwarder:
         except (aiohttp.ClientError, OSError, RedirectedError) as error:
             return _failure(error, upstream)
 
-    async def _route(self, agent: Agent, key: Key | None, model: object) -> Route:
+    async def _route(self, agent: Agent, key: Key | None, model: object, conversation: Conversation | None = None) -> Route:
         """Resolve the route of a call, without our keys and passwords if the client sent its own key."""
-        route = await self._upstreams.resolve(key, model if isinstance(model, str) else None)
+        asked = model if isinstance(model, str) else None
+        route = await self._upstreams.resolve(key, asked, conversation.id if conversation is not None else None)
         if not agent.own_key:
             return route
         if any(each.provider != "openai" for each in route.pool):
@@ -250,7 +254,15 @@ class Forwarder:
                 )
 
     async def _forward_recorded(
-        self, agent: Agent, key: Key | None, dialect: Dialect, raw: bytes, body: Json, pool: Sequence[Upstream], route: Route
+        self,
+        agent: Agent,
+        key: Key | None,
+        dialect: Dialect,
+        raw: bytes,
+        body: Json,
+        pool: Sequence[Upstream],
+        route: Route,
+        conversation: Conversation | None,
     ) -> web.Response | None:
         traceparent = None if agent.own_key else agent.headers.get("traceparent")
         told = told_of(dialect, pool[0].fields)
@@ -267,6 +279,7 @@ class Forwarder:
         caller = None if agent.own_key else caller_of(agent.headers.getall("baggage", ()))
         call = self._recorder.start(key, dialect, shown, traceparent, caller=caller, retry=retry, fingerprint=fingerprint)
         call.asked, call.told, call.overridden = body, told, own
+        call.conversation = conversation.id if conversation is not None and conversation.named else None
         if route.seed is not None and dialect.samples:
             drawn = {SEED: call_seed(route.seed, call.logical_number)}
             pool = [replace(each, sampling={**each.sampling, **drawn}) for each in pool]
@@ -274,11 +287,10 @@ class Forwarder:
         try:
             if self._witnesses is not None and key is not None:
                 await self._witnesses.announce(key, call.span.marker)
-            ordered = self.health.order(pool, key[0] if key is not None else None)
-            if not self._goes_by_chat(agent, ordered[0], body, dialect):
+            if not self._goes_by_chat(agent, pool[0], body, dialect):
                 with contextlib.suppress(_NoRouteError):
-                    return await self._try_endpoints(agent, ordered, raw, body, call)
-            return await self._forward_translated(agent, ordered, raw, body, call)
+                    return await self._try_endpoints(agent, pool, raw, body, call)
+            return await self._forward_translated(agent, pool, raw, body, call)
         except (asyncio.CancelledError, ConnectionResetError):
             if not call.delivered:
                 call.incomplete = call.incomplete or "client_gone"
@@ -300,15 +312,20 @@ class Forwarder:
         )
 
     async def _try_endpoints(self, agent: Agent, pool: Sequence[Upstream], raw: bytes, body: Json, call: Call) -> web.Response | None:
-        """Try one endpoint after the other until one answers."""
-        for number in range(MAX_TRIES):
-            upstream = pool[number % len(pool)]
-            call.tries = number + 1
-            last = number + 1 == MAX_TRIES
+        """Try one endpoint after the other until one answers; a canary once, if it is up."""
+        canaries = [*takewhile(lambda each: each.canary, pool)]
+        usual = [each for each in pool if not each.canary]
+        for number, upstream in enumerate((*canaries, *islice(cycle(usual), MAX_TRIES)), 1):
+            call.tries, last = number, number == len(canaries) + MAX_TRIES
+            if not upstream.canary:
+                call.canary_failed = next((each.arm for each in pool if each.canary), None)
             try:
-                if await self._exchange(agent, upstream, raw, body, call, may_skip=not last and len(pool) > 1):
+                if await self._exchange(agent, upstream, raw, body, call, may_skip=upstream.canary or (not last and len(usual) > 1)):
                     return None
             except RedirectedError as error:
+                if upstream.canary:
+                    self._failed(upstream)
+                    continue
                 failure = _failure(error, upstream)
                 call.status, call.incomplete = failure.status, "upstream_redirect"
                 return failure
@@ -317,17 +334,22 @@ class Forwarder:
                     raise
                 timed_out = isinstance(error, TimeoutError) and not isinstance(error, aiohttp.ConnectionTimeoutError)
                 self._failed(upstream)
+                if upstream.canary and not call.first_byte:
+                    continue
                 if last or call.first_byte or timed_out or isinstance(error, RefusedAnswerError):
                     failure = _failure(error, upstream)
                     call.status, call.incomplete = failure.status, _incomplete(error, failure)
                     return failure
-            await asyncio.sleep(random.uniform(*PAUSE_SECONDS))
+            if not upstream.canary:
+                await asyncio.sleep(random.uniform(*PAUSE_SECONDS))
         raise AssertionError("the last try answers or fails")
 
     async def _exchange(self, agent: Agent, upstream: Upstream, raw: bytes, body: Json, call: Call, *, may_skip: bool) -> bool:
         """Call one endpoint and pass its answer on; return False if it answers that it cannot serve now and `may_skip` is set."""
         dialect = call.dialect
-        call.model_version = self.version or upstream.version
+        call.model_version, call.arm = self.version or upstream.version, upstream.arm
+        if call.tries > 1:
+            call.body = as_sampled(body, upstream.fields)
         call.told = told_of(dialect, upstream.fields)
         headers = self._headers(agent, upstream, dialect.key_headers)
         headers["content-type"] = "application/json"
@@ -434,16 +456,6 @@ class Forwarder:
 def _by_litellm(pool: Sequence[Upstream]) -> Upstream | None:
     """A member of the pool that litellm serves; None if there is none."""
     return next((each for each in pool if each.provider == "litellm"), None)
-
-
-def caller_of(baggage: Iterable[str]) -> str | None:
-    """Return the marker of the calling process from its W3C baggage headers; None if it is missing or invalid."""
-    for member in ",".join(baggage).split(","):
-        name, _, value = member.partition("=")
-        if name.strip() == conventions.PROCESS:
-            marker = unquote(value.partition(";")[0].strip())
-            return marker if conventions.is_valid_id(marker) else None
-    return None
 
 
 def _retry(headers: Mapping[str, str], raw: bytes) -> tuple[int, bytes]:

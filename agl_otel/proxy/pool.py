@@ -1,6 +1,6 @@
-"""Load balancing over the endpoints of one model: sticky choice by rollout, and health. Pure; the clock is injected.
+"""Load balancing over the endpoints of one model: sticky choice by conversation, and health. Pure; the clock is injected.
 
-A rollout keeps its endpoint, which has the prefix of its conversation cached; rendezvous hashing moves only the rollouts of an endpoint
+A conversation (a rollout is one) keeps its endpoint, which has its prefix cached; rendezvous hashing moves only those of an endpoint
 that is added or removed. An unreachable endpoint is skipped for a while, longer after each failure, and tried again.
 """
 
@@ -48,12 +48,16 @@ class Health:
         """The endpoints that are skipped now, without the passwords in their addresses."""
         return [without_secrets(url) for url in self._down if not self.is_up(url)]
 
-    def order(self, endpoints: Sequence[Upstream], rollout_id: str | None) -> Sequence[Upstream]:
-        """The endpoints in the order to try: the rollout's own first, those that are down last."""
+    def order(self, endpoints: Sequence[Upstream], conversation: str | None) -> Sequence[Upstream]:
+        """The endpoints in the order to try: canaries first, then the conversation's own, those that are down last."""
         if len(endpoints) == 1:
             return endpoints
-        return sorted(endpoints, key=lambda each: (not self.is_up(each.base_url), _distance(rollout_id or "", each.base_url)))
+
+        def place(each: Upstream) -> tuple[bool, bool, bytes]:
+            return not self.is_up(each.base_url), not each.canary, _distance(conversation or "", each.base_url)
+
+        return sorted(endpoints, key=place)
 
 
-def _distance(rollout_id: str, base_url: str) -> bytes:
-    return blake2b(f"{rollout_id} {base_url}".encode(), digest_size=8).digest()
+def _distance(conversation: str, base_url: str) -> bytes:
+    return blake2b(f"{conversation} {base_url}".encode(), digest_size=8).digest()

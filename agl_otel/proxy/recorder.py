@@ -45,6 +45,8 @@ _REQUEST: Final[Mapping[str, tuple[str, TypeAdapter[Any]]]] = {
     "model": (gen_ai.GEN_AI_REQUEST_MODEL, _TEXT),
 }
 """{field of the request: (attribute, its type)}. Numbers are read as vLLM and SGLang read them, by pydantic: "0.3" is 0.3."""
+MAX_ARMS: Final = 100
+OTHER_ARMS: Final = "others"
 _SHORT: Final = 256  # characters of a text whose attribute is remembered
 DEFECT_TEXTS: Final = {
     "no_logprobs": "the model server returned no log-probs",
@@ -117,6 +119,12 @@ class Call:
     names_version: bool = False
     """Whether the answer's own header named it, which counts more than what an engine says."""
     vocabulary: int | None = None
+    arm: str | None = None
+    """The name of the resource that it went to last."""
+    canary_failed: str | None = None
+    """The name of the canary that could not answer it."""
+    conversation: str | None = None
+    """The conversation that the caller of a call of no rollout named."""
     tries: int = 1
     first_byte: int = 0
     """Unix nanoseconds; 0 before the first byte."""
@@ -175,6 +183,8 @@ class Recorder:
         self._journal = journal
         self._ended: deque[Call] = deque()
         self.counts: Counter[str] = Counter()
+        self.arms: Counter[str] = Counter()
+        """Calls by the resource that they went to; MAX_ARMS at most, then OTHER_ARMS."""
 
     def start(
         self,
@@ -250,6 +260,9 @@ class Recorder:
         if call.attempt is not None:
             call.attempt.record_end(call.number, succeeded=failed is None)
         sampled = any(choice.token_ids for choice in call.reply.choices.values())
+        if call.arm is not None:
+            self.arms[call.arm if call.arm in self.arms or len(self.arms) < MAX_ARMS else OTHER_ARMS] += 1
+        self.counts["canary_failed"] += call.canary_failed is not None
         if failed:
             self._count("failed", failed)
         elif call.dialect.samples and not sampled and not call.completed.defect:
@@ -363,6 +376,8 @@ class Recorder:
             gen_ai.GEN_AI_USAGE_CACHE_CREATION_INPUT_TOKENS: reply.cache_creation_tokens,
             gen_ai.GEN_AI_USAGE_OUTPUT_TOKENS: reply.output_tokens,
             conventions.LLM_MODEL_VERSION: clean(call.model_version) if call.model_version is not None else None,
+            conventions.LLM_ARM: clean(call.arm) if call.arm is not None else None,
+            conventions.LLM_CANARY_FAILED: clean(call.canary_failed) if call.canary_failed is not None else None,
             conventions.LLM_INCOMPLETE: call.no_whole_reply,
             conventions.LLM_TRIES: call.tries if call.tries > 1 else None,
             conventions.LLM_FIRST_BYTE: (call.first_byte - call.start_time) / 1e9 if call.first_byte else None,
@@ -456,6 +471,8 @@ def _request_attributes(call: Call) -> dict[str, Any]:
         held[conventions.LLM_SAMPLING] = call.contract.dumps()
     if call.bridge is not None and (bridge := call.bridge.described()):
         held[conventions.LLM_BRIDGE] = dense(bridge)
+    if call.conversation is not None:
+        held[conventions.CONVERSATION_ID] = call.conversation
     if call.caller is not None:
         held[conventions.LLM_CALLER] = call.caller
     if call.number:

@@ -158,6 +158,7 @@ class Translation:
         first, held.taken = not held.taken, True
         call = held.call if first else self._recorder.start(held.call.key, CHAT, shown, request.headers.get("traceparent"))
         call.dialect, call.body, call.asked, call.overridden = CHAT, shown, asked, held.call.overridden
+        call.conversation = held.call.conversation
         held.tasks.add(task)
         try:
             return await self._send(litellms, held.pool, raw, asked, call) or litellms.answered()

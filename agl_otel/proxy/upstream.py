@@ -1,7 +1,10 @@
 """Resolve the model servers of a call: the LLMs among the resources that are pinned to its rollout, looked up in the queue.
 
-Among several LLMs the agent chooses by model name or resource name, else it gets the first. LLMs with the same model form one pool. The
-proxy's own model list (models.py) serves resources whose endpoint is this proxy, rollouts without an LLM, and calls of no rollout.
+Among several LLMs the agent chooses by model name or resource name, else it gets the first. LLMs with the same model form one pool. A
+canary (an LLM with a `share`, canary.py) is chosen by its resource name only; else it gets calls in place of the LLM that was chosen.
+
+Calls of no rollout go to the newest version of one set (newest.py). The proxy's own model list (models.py) serves resources whose endpoint
+is this proxy, rollouts without an LLM, and calls of no rollout that the set leaves.
 """
 
 from __future__ import annotations
@@ -12,10 +15,12 @@ from collections import OrderedDict
 from collections.abc import Callable, Collection, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from hashlib import blake2b
-from typing import Any, Final, Literal, Protocol, cast
+from typing import Any, Final, Literal, NoReturn, Protocol, cast
 from urllib.parse import urlsplit
 
-from agl_otel.errors import NotFoundError, RefusedError, UsageError
+from agl_otel.errors import NotFoundError, RefusedError, UnavailableError, UsageError
+from agl_otel.proxy.canary import canary_for
+from agl_otel.proxy.newest import Newest
 from agl_otel.types import (
     LLM,
     Attempt,
@@ -25,7 +30,7 @@ from agl_otel.types import (
     ResourcesUpdate,
     Rollout,
 )
-from agl_otel.types.resources import Bridging, StrictTools
+from agl_otel.types.resources import Bridging, StrictTools, is_canary
 from agl_otel.types.sampling import EXTRA_BODY, EXTRA_HEADERS, POLICY
 from agl_otel_hook.context import Key
 
@@ -65,6 +70,10 @@ class Upstream:
     """Whether the server is called directly or through litellm."""
     provider_key: str | None = field(default=None, repr=False)
     """The provider's key for litellm to use; None: the one in litellm's environment."""
+    arm: str | None = None
+    """The name of its resource, where calls are recorded with it."""
+    canary: bool = False
+    """Whether it is asked in place of the other servers of its pool, which are asked if it fails."""
 
     def url(self, path: str) -> str:
         """Return the address of a route; TOKENIZE lies beside /v1."""
@@ -112,7 +121,7 @@ class Route:
     """Where a call goes."""
 
     pool: Sequence[Upstream]
-    """At least one."""
+    """At least one that is no canary; canaries come first."""
     budget: Budget | None = None
     """The rollout's budget; None: the proxy's default."""
     seed: int | None = None
@@ -124,11 +133,15 @@ class Route:
 class Upstreams(Protocol):
     """Resolves calls to upstreams."""
 
-    async def resolve(self, key: Key | None, asked: str | None) -> Route:
-        """Return the route for calls of an attempt (or of none) that request model `asked`.
+    async def resolve(self, key: Key | None, asked: str | None, conversation: str | None = None) -> Route:
+        """Return the route for calls of an attempt (or of none) that request model `asked`; without a `conversation`, to no canary.
 
         Raises NotFoundError, UnavailableError, and RefusedError for an attempt that is over.
         """
+        ...
+
+    async def names(self) -> Sequence[str]:
+        """The models that calls of no rollout may request, besides those of the proxy's own list."""
         ...
 
     def forget(self, key: Key) -> None:
@@ -170,9 +183,13 @@ class FixedUpstreams:
     def __init__(self, *pool: Upstream, budget: Budget | None = None, policy: str | None = None) -> None:
         self._route = Route(pool, budget, policy=policy)
 
-    async def resolve(self, key: Key | None, asked: str | None) -> Route:
+    async def resolve(self, key: Key | None, asked: str | None, conversation: str | None = None) -> Route:
         """The pool."""
         return self._route
+
+    async def names(self) -> Sequence[str]:
+        """None."""
+        return ()
 
     def forget(self, key: Key) -> None:
         """Nothing is kept."""
@@ -184,9 +201,13 @@ class ListedUpstreams:
     def __init__(self, models: Lists) -> None:
         self._models = models
 
-    async def resolve(self, key: Key | None, asked: str | None) -> Route:
+    async def resolve(self, key: Key | None, asked: str | None, conversation: str | None = None) -> Route:
         """The pool of that name. Raises NotFoundError."""
         return Route(listed(self._models, asked))
+
+    async def names(self) -> Sequence[str]:
+        """None."""
+        return ()
 
     def forget(self, key: Key) -> None:
         """Nothing is kept."""
@@ -194,7 +215,7 @@ class ListedUpstreams:
 
 @dataclass(frozen=True, slots=True)
 class _Known:
-    """Looked-up state of one attempt."""
+    """Looked-up state of one attempt, or of calls of no rollout."""
 
     llms: Mapping[str, LLM | ProxyLLM]
     version: str | None
@@ -202,14 +223,26 @@ class _Known:
     budget: Budget | None
     seed: int | None = None
     policy: str | None = None
-    routes: dict[str | None, Route] = field(default_factory=dict[str | None, Route])
-    """{requested model: its route}, if the resources alone decide it."""
+    of_rollout: bool = True
+    shares: Mapping[str, float] = field(default_factory=dict[str, float])
+    """{resource name of a canary: its share}."""
+    routes: dict[tuple[str | None, str | None], Route] = field(default_factory=dict[tuple[str | None, str | None], Route])
+    """{(requested model, canary that answers): its route}, if the resources alone decide it."""
+
+    def arm(self, name: str) -> str | None:
+        """Return the resource name, if calls are recorded with it."""
+        return name if self.shares or not self.of_rollout else None
+
+    def names(self, model: str | None) -> bool:
+        """Whether an LLM has this model or resource name."""
+        return model in self.llms or any(llm.model == model for llm in self.llms.values() if not is_canary(llm))
 
 
 class QueueUpstreams:
     """Looks routes up in the queue, once for each attempt; attempts that are looked up at once share a query.
 
-    Calls of no rollout, or of one without an LLM, use the model list, else `fallback_url`, which may be several URLs separated by commas.
+    Calls of no rollout use the set `resources_id`, if there is one. Others, or those of a rollout without an LLM, use the model list, else
+    `fallback_url`, which may be several URLs separated by commas.
     `fallback_key` is the key of those servers, also for resources that name one of them without a key: so a personal key need not be
     published.
     """
@@ -222,6 +255,7 @@ class QueueUpstreams:
         fallback_url: str = "",
         fallback_key: str = "",
         own_urls: Collection[str] = (),
+        resources_id: str = "",
         clock: Callable[[], float] = time.monotonic,
     ) -> None:
         self._queue = queue
@@ -236,25 +270,55 @@ class QueueUpstreams:
         self._clock = clock
         self._by_version: OrderedDict[tuple[str | None, int | None], tuple[float, ResourcesUpdate]] = OrderedDict()
         """{(id, version): (last use by a new attempt, resources)}, least recently used first."""
+        self._newest = Newest(queue.get_resources, resources_id, clock=clock) if resources_id else None
+        self._of_newest: tuple[ResourcesUpdate | None, _Known | None] = None, None
 
-    async def resolve(self, key: Key | None, asked: str | None) -> Route:
+    async def resolve(self, key: Key | None, asked: str | None, conversation: str | None = None) -> Route:
         """Return the route of a call. Raises NotFoundError, UnavailableError, RefusedError."""
-        if key is None:
-            pool = self._own_pool(asked)
-            if not pool:
-                raise NotFoundError(
-                    "this call names no rollout: use the base URL that the runner gives (/rollout/…/attempt/…/v1), send the ids as W3C "
-                    "baggage, or set AGL_UPSTREAM_URL or AGL_MODELS for calls of no rollout"
-                )
-            return Route(pool)
-        known = await self._look_up(key)
-        route = known.routes.get(asked)
+        known = await self._look_up(key) if key is not None else await self._of_no_rollout()
+        if known is None or (key is None and self._lists(asked) and not known.names(asked)):
+            return Route(self._own_pool(asked) or self._nothing())
+        canary = canary_for(known.shares, conversation) if known.shares and conversation is not None else None
+        route = known.routes.get((asked, canary))
         if route is None:
-            route = Route(self._pool(known, asked), known.budget, known.seed, known.policy)
+            route = Route(self._pool(known, asked, canary), known.budget, known.seed, known.policy)
             by_resources = known.llms and not any(self._is_own(llm) for llm in known.llms.values())
             if by_resources and len(known.routes) < MAX_ROUTES:
-                known.routes[asked] = route
+                known.routes[asked, canary] = route
         return route
+
+    async def names(self) -> Sequence[str]:
+        """The models of the set that serves calls of no rollout, without its canaries."""
+        known = await self._of_no_rollout()
+        llms = known.llms if known is not None else {}
+        return [*dict.fromkeys(llm.model or name for name, llm in llms.items() if not is_canary(llm))]
+
+    async def _of_no_rollout(self) -> _Known | None:
+        """What serves calls of no rollout; None without such a set, or without an LLM in it."""
+        update = await self._newest.get() if self._newest is not None else None
+        if update is not self._of_newest[0]:
+            known = _known(update, of_rollout=False)
+            self._of_newest = update, known if known.llms else None
+        return self._of_newest[1]
+
+    def _lists(self, asked: str | None) -> bool:
+        return self._models is not None and asked in self._models.names()
+
+    def _nothing(self) -> NoReturn:
+        newest = self._newest
+        if newest is not None and not newest.answered:
+            raise UnavailableError(
+                f"this call names no rollout, and the queue has not said yet whether there are resources {newest.resources_id}"
+            )
+        published = (
+            f"publish resources with the id {newest.resources_id} (AGL_UPSTREAM_RESOURCES)"
+            if newest is not None
+            else "set AGL_UPSTREAM_RESOURCES"
+        )
+        raise NotFoundError(
+            "this call names no rollout: use the base URL that the runner gives (/rollout/…/attempt/…/v1), send the ids as W3C baggage, or "
+            f"for calls of no rollout {published}, or set AGL_UPSTREAM_URL or AGL_MODELS"
+        )
 
     def forget(self, key: Key) -> None:
         """Forget the attempt; its next call looks it up again."""
@@ -284,9 +348,10 @@ class QueueUpstreams:
         _, update = self._by_version.get(pinned, (0.0, None))
         if update is None and rollout.resources_id is not None:
             update = await self._queue.get_resources(rollout.resources_id, version=rollout.resources_version)
-        llms = {name: r for name, r in update.resources.items() if isinstance(r, (LLM, ProxyLLM))} if update is not None else {}
+        policy = (rollout.metadata or {}).get(POLICY)
+        known = _known(update, budget_of(rollout), seed_of(rollout), policy if isinstance(policy, str) else None)
         gone = update is None and rollout.resources_id is not None
-        if gone or not (llms or self._has_own()):
+        if gone or not (known.llms or self._has_own()):
             which = f" ({rollout.resources_id} version {rollout.resources_version})" if rollout.resources_id else ""
             raise NotFoundError(
                 f"rollout {rollout_id} has no LLM among its resources{which}: publish an LLM whose endpoint is the model server before you "
@@ -298,8 +363,7 @@ class QueueUpstreams:
             held.move_to_end(pinned)
             while len(held) > MAX_CACHED or now - next(iter(held.values()))[0] > VERSION_SECONDS:
                 held.popitem(last=False)
-        version, policy = str(update.version) if update is not None else None, (rollout.metadata or {}).get(POLICY)
-        return _Known(llms, version, budget_of(rollout), seed_of(rollout), policy if isinstance(policy, str) else None)
+        return known
 
     async def _rollout(self, rollout_id: str) -> Rollout | None:
         if self._next is None:
@@ -338,17 +402,25 @@ class QueueUpstreams:
         """The proxy's own servers for a model name; may be empty."""
         return (self._models.find(asked) if self._models is not None else ()) or self._fallback
 
-    def _pool(self, known: _Known, asked: str | None) -> Sequence[Upstream]:
+    def _pool(self, known: _Known, asked: str | None, canary: str | None) -> Sequence[Upstream]:
         if not known.llms:
             own = self._own_pool(asked) or listed(self._models, asked)
             return [replace(each, version=known.version) for each in own]
         chosen = choose(known.llms, asked)
-        pool = [self._upstream(llm, known.version) for llm in known.llms.values() if llm.model == chosen.model and not self._is_own(llm)]
-        if not self._is_own(chosen):
+        pool = self._servers(known, chosen, asked)
+        if canary is None or chosen in known.shares:
             return pool
-        others = [llm for llm in known.llms.values() if not self._is_own(llm)]
+        return [*(replace(each, canary=True) for each in self._servers(known, canary, asked)), *pool]
+
+    def _servers(self, known: _Known, name: str, asked: str | None) -> Sequence[Upstream]:
+        """The servers of the LLM of that resource name: all those with its model, unless it is a canary."""
+        chosen, equals = known.llms[name], {each: llm for each, llm in known.llms.items() if each not in known.shares}
+        if not self._is_own(chosen):
+            pool = {name: chosen} if name in known.shares else equals
+            return [self._upstream(each, llm, known) for each, llm in pool.items() if llm.model == chosen.model and not self._is_own(llm)]
+        others = [self._upstream(each, llm, known) for each, llm in equals.items() if not self._is_own(llm)]
         if others and not (self._models is not None and self._models.find(chosen.model or asked)):
-            return [self._upstream(others[0], known.version)]
+            return others[:1]
         wanted = chosen.model or asked
         own = self._own_pool(wanted) or listed(self._models, wanted)
         sampling = chosen.sampling_parameters
@@ -357,6 +429,7 @@ class QueueUpstreams:
                 each,
                 model=each.model or chosen.model or None,
                 version=known.version,
+                arm=known.arm(name),
                 sampling={**each.sampling, **sampling},
                 bridge=chosen.bridge,
                 strict_tools=chosen.strict_tools,
@@ -367,19 +440,35 @@ class QueueUpstreams:
     def _is_own(self, llm: LLM | ProxyLLM) -> bool:
         return llm.endpoint == OWN or any(llm.endpoint.startswith(url) for url in self._own_urls)
 
-    def _upstream(self, llm: LLM | ProxyLLM, version: str | None) -> Upstream:
-        endpoint = llm.endpoint.rstrip("/")
+    def _upstream(self, name: str, llm: LLM | ProxyLLM, known: _Known) -> Upstream:
+        endpoint, sampling, arm = llm.endpoint.rstrip("/"), llm.sampling_parameters, known.arm(name)
         if endpoint == LITELLM:
-            return Upstream("", llm.model, llm.api_key, llm.sampling_parameters, version, strict_tools=llm.strict_tools, provider="litellm")
+            strict = llm.strict_tools
+            return Upstream("", llm.model, llm.api_key, sampling, known.version, strict_tools=strict, provider="litellm", arm=arm)
         own_key = next((each.api_key for each in self._fallback if each.base_url == endpoint), None)
-        key = llm.api_key or own_key or ""
-        return Upstream(endpoint, llm.model or None, key, llm.sampling_parameters, version, llm.bridge, llm.strict_tools)
+        key = llm.api_key or own_key or ("" if known.of_rollout else None)
+        return Upstream(endpoint, llm.model or None, key, sampling, known.version, llm.bridge, llm.strict_tools, arm=arm)
 
 
-def choose(llms: Mapping[str, LLM | ProxyLLM], asked: str | None) -> LLM | ProxyLLM:
-    """Choose the LLM by the requested model name, else by resource name; else the first."""
-    by_model = next((llm for llm in llms.values() if asked and llm.model == asked), None)
-    return by_model or (llms.get(asked) if asked else None) or next(iter(llms.values()))
+def _known(
+    update: ResourcesUpdate | None,
+    budget: Budget | None = None,
+    seed: int | None = None,
+    policy: str | None = None,
+    *,
+    of_rollout: bool = True,
+) -> _Known:
+    resources = update.resources if update is not None else {}
+    llms = {name: resource for name, resource in resources.items() if isinstance(resource, (LLM, ProxyLLM))}
+    shares = {name: llm.share for name, llm in llms.items() if llm.share is not None}
+    return _Known(llms, str(update.version) if update is not None else None, budget, seed, policy, of_rollout, shares)
+
+
+def choose(llms: Mapping[str, LLM | ProxyLLM], asked: str | None) -> str:
+    """Choose an LLM by the requested model name, else by resource name, else the first; a canary by resource name only. Return its name."""
+    usual = {name: llm for name, llm in llms.items() if not is_canary(llm)}
+    by_model = next((name for name, llm in usual.items() if asked and llm.model == asked), None)
+    return by_model or (asked if asked and asked in llms else next(iter(usual)))
 
 
 def listed(models: Lists | None, asked: str | None) -> Sequence[Upstream]:

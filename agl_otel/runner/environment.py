@@ -18,6 +18,7 @@ from agl_otel.runner.certificates import Certificates
 from agl_otel.settings import RESOLVED, without_settings
 from agl_otel.text import without_secrets
 from agl_otel.types import LLM, AttemptedRollout, Describe, NamedResources, PromptTemplate, ProxyLLM, routed_base_url
+from agl_otel.types.resources import is_canary
 from agl_otel.types.sampling import for_agents
 from agl_otel_hook import conventions, declared
 
@@ -76,8 +77,8 @@ class Addresses:
 
 
 def first_llm(resources: NamedResources) -> LLM | ProxyLLM | None:
-    """Return the first LLM among the resources: the one that the proxy forwards to."""
-    return next((r for r in resources.values() if isinstance(r, (LLM, ProxyLLM))), None)
+    """Return the first LLM among the resources that is no canary: the one that the proxy forwards to."""
+    return next((r for r in resources.values() if isinstance(r, (LLM, ProxyLLM)) and not is_canary(r)), None)
 
 
 def routed_llm(llm: LLM | ProxyLLM, rollout_id: str, attempt_id: str, proxy: str | None, *, token: str = "") -> LLM:

@@ -8,7 +8,7 @@ import re
 import string
 from typing import Annotated, Any, Final, Literal
 
-from pydantic import Field
+from pydantic import AfterValidator, Field
 
 from agl_otel.text import without_secrets
 from agl_otel.types.model import Model
@@ -17,6 +17,7 @@ from agl_otel.types.rollouts import AttemptedRollout
 _INSIDE: Final = ("agl_otel.", "pydantic")
 _UNBOUNDED: Final = re.compile(r"\d{3}|[{]")
 """In the format spec of a placeholder: a number above 99, or a nested field."""
+_ROUNDING: Final = 1e-9
 _log = logging.getLogger(__name__)
 
 
@@ -49,6 +50,9 @@ class LLM(Resource):
     sampling_parameters: dict[str, Any] = Field(default_factory=dict[str, Any])
     bridge: Bridging = "off"
     strict_tools: StrictTools = "keep"
+    share: float | None = Field(default=None, ge=0, le=1)
+    """Makes it a canary: it answers this share of the conversations of the set's other LLMs, and else only calls that request it by its
+    resource name. None: it is none."""
 
     def get_base_url(self, *_: Any, **__: Any) -> str:
         """Return the base URL for an OpenAI client."""
@@ -133,8 +137,27 @@ def placeholders(template: str) -> set[str]:
     return {name for name, *_ in fields}
 
 
+def check_shares(resources: dict[str, Any]) -> dict[str, Any]:
+    """Return the resources of a set. Raises ValueError for shares that sum up to more than 1, and for canaries without another LLM."""
+    llms = {name: resource for name, resource in resources.items() if isinstance(resource, LLM)}
+    shares = {name: llm.share for name, llm in llms.items() if llm.share is not None}
+    if sum(shares.values()) > 1 + _ROUNDING:
+        told = ", ".join(f"{name} {share:g}" for name, share in shares.items())
+        raise ValueError(f"the shares of the canaries sum up to {sum(shares.values()):g} ({told}): they may have 1 together")
+    if shares and len(shares) == len(llms):
+        raise ValueError(
+            f"all LLMs of the set have a share ({', '.join(shares)}): a canary needs another LLM, without one, to stand in for"
+        )
+    return resources
+
+
+def is_canary(resource: object) -> bool:
+    """Whether a resource is an LLM that answers a share of the conversations only."""
+    return isinstance(resource, LLM) and resource.share is not None
+
+
 ResourceUnion = Annotated[LLM | ProxyLLM | PromptTemplate, Field(discriminator="resource_type")]
-NamedResources = dict[str, ResourceUnion]
+NamedResources = Annotated[dict[str, ResourceUnion], AfterValidator(check_shares)]
 
 
 class ResourcesUpdate(Model):

@@ -17,6 +17,7 @@ from typing import Any, Final, TypeVar, overload
 from agl_otel.compat.litagent.agent import LitAgent
 from agl_otel.errors import UsageError
 from agl_otel.types import LLM, AttemptedRollout, NamedResources, PromptTemplate, ProxyLLM, Rollout, RolloutRawResult
+from agl_otel.types.resources import is_canary
 
 T = TypeVar("T")
 Function = Callable[..., Any]
@@ -98,7 +99,7 @@ def _has(resources: NamedResources, kind: type[Any]) -> bool:
 
 
 def _first(resources: NamedResources, kind: type[Any], agent: str) -> Any:
-    found = {name: resource for name, resource in resources.items() if isinstance(resource, kind)}
+    found = {name: resource for name, resource in resources.items() if isinstance(resource, kind) and not is_canary(resource)}
     if not found:
         raise ValueError(
             f"agent {agent} needs a resource of type {kind.__name__}, and its rollout's resources are {', '.join(resources) or 'none'}: "

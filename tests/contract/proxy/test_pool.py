@@ -226,7 +226,7 @@ async def test_a_retry_of_an_sdk_is_linked(stand: Stand, model: ModelServer) -> 
 class Seeded(FixedUpstreams):
     """For a rollout with a seed."""
 
-    async def resolve(self, key: tuple[str, str] | None, asked: str | None) -> Route:
+    async def resolve(self, key: tuple[str, str] | None, asked: str | None, conversation: str | None = None) -> Route:
         return replace(await super().resolve(key, asked), seed=7)
 
 

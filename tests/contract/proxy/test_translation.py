@@ -44,7 +44,7 @@ class Switched(FixedUpstreams):
         super().__init__(*pool)
         self.others: dict[str, Upstream] = {}
 
-    async def resolve(self, key: Key | None, asked: str | None) -> Route:
+    async def resolve(self, key: Key | None, asked: str | None, conversation: str | None = None) -> Route:
         other = self.others.get(key[0]) if key is not None else None
         return Route([other]) if other is not None else await super().resolve(key, asked)
 

@@ -117,7 +117,7 @@ async def test_both_ways_pass_a_failure_on_alike(stand: Stand, model: ModelServe
 
 async def test_both_ways_answer_a_crash_alike(receiver: OtlpReceiver) -> None:
     class Broken(FixedUpstreams):
-        async def resolve(self, key: Key | None, asked: str | None) -> Route:
+        async def resolve(self, key: Key | None, asked: str | None, conversation: str | None = None) -> Route:
             raise ValueError("a mistake")
 
     async with proxy(receiver, Broken()) as stand:
