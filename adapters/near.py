@@ -7,8 +7,10 @@ few finds all candidates, and each is compared whole: unlike MinHash's, the resu
 
 from __future__ import annotations
 
+import functools
 import math
 import re
+from array import array
 from collections.abc import Sequence
 from hashlib import blake2b
 from typing import Final
@@ -19,16 +21,27 @@ from numpy.typing import NDArray
 WORDS: Final = 3
 """Words of a shingle: another word changes three of them."""
 _WORD: Final = re.compile(r"\w+|[^\w\s]")
+_NONE: Final = -1
+"""Stands in the index for the elements of an empty set: all empty sets are alike."""
 _SLACK: Final = 1e-9  # of products of floats that are whole numbers
+_MIXER: Final = np.uint64(0x9E3779B97F4A7C15)  # odd, and its bits look random: the golden ratio
 Shingles = NDArray[np.uint64]
 
 
 def shingles(text: str) -> Shingles:
     """Return the hashes of each WORDS successive words of a text, or of all it has, regardless of case; each once, sorted."""
-    words = _WORD.findall(text.casefold())
-    runs = {"\0".join(words[start : start + WORDS]) for start in range(max(1, len(words) - WORDS + 1))} if words else set[str]()
-    found = [int.from_bytes(blake2b(run.encode(errors="replace"), digest_size=8).digest()) for run in runs]
-    return np.sort(np.array(found, np.uint64))
+    words = np.array([_hash(word) for word in _WORD.findall(text.casefold())], np.uint64)
+    size = min(WORDS, len(words))
+    found = np.zeros(len(words) - size + 1 if size else 0, np.uint64)
+    for place in range(size):
+        found = (found ^ words[place : place + len(found)]) * _MIXER  # modulo 2 ** 64
+        found ^= found >> np.uint64(29)
+    return np.unique(found)
+
+
+@functools.lru_cache(1 << 18)
+def _hash(word: str) -> int:
+    return int.from_bytes(blake2b(word.encode(errors="replace"), digest_size=8).digest())
 
 
 def jaccard(first: Shingles, second: Shingles) -> float:
@@ -44,18 +57,36 @@ def leaders(sets: Sequence[Shingles], least: float) -> list[int]:
     So no two kept ones are near-duplicates, and each other one is of one that is kept.
     """
     ranked = _by_rarity(sets)
-    index: dict[int, list[int]] = {}
+    sizes = np.array([len(each) for each in sets], np.int64)
+    index: dict[int, array[int]] = {}
+    is_own = np.zeros(max((int(each[-1]) + 1 for each in ranked if len(each)), default=0), np.bool_)
     found: list[int] = []
     for place, ranks in enumerate(ranked):
         size = len(ranks)
-        rarest = ranks[: size - math.ceil(least * size - _SLACK) + 1].tolist() if size else [-1]  # -1: all empty sets are alike
-        candidates = sorted({each for rank in rarest for each in index.get(rank, ())})
-        leader = next((each for each in candidates if _are_near(ranked[each], ranks, least)), place)
+        rarest = ranks[: size - math.ceil(least * size - _SLACK) + 1].tolist() if size else [_NONE]
+        is_own[ranks] = True
+        leader = place
+        for each in _places([index[rank] for rank in rarest if rank in index], len(sets)):
+            if min(size, sizes[each]) < least * max(size, sizes[each]) - _SLACK:
+                continue
+            common = int(is_own[ranked[each]].sum())
+            if common >= least * (size + sizes[each] - common) - _SLACK:
+                leader = each
+                break
+        is_own[ranks] = False
         found.append(leader)
         if leader == place:
             for rank in rarest:
-                index.setdefault(rank, []).append(place)
+                index.setdefault(rank, array("q")).append(place)
     return found
+
+
+def _places(lists: Sequence[array[int]], count: int) -> list[int]:
+    """Return the numbers in some lists, all below `count`, each once and sorted."""
+    is_in = np.zeros(count, np.bool_)
+    for each in lists:
+        is_in[np.frombuffer(each, np.int64)] = True
+    return np.flatnonzero(is_in).tolist()
 
 
 def _by_rarity(sets: Sequence[Shingles]) -> list[NDArray[np.int64]]:
@@ -67,11 +98,3 @@ def _by_rarity(sets: Sequence[Shingles]) -> list[NDArray[np.int64]]:
     rank[np.argsort(counts, kind="stable")] = np.arange(len(counts))
     ends = np.cumsum([len(each) for each in sets])
     return [np.sort(part) for part in np.split(rank[inverse], ends[:-1])]
-
-
-def _are_near(first: NDArray[np.int64], second: NDArray[np.int64], least: float) -> bool:
-    small, large = sorted((len(first), len(second)))
-    if small < least * large - _SLACK:
-        return False
-    common = len(np.intersect1d(first, second, assume_unique=True))
-    return common >= least * (small + large - common) - _SLACK
