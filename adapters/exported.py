@@ -26,10 +26,10 @@ ROWS: Final = ("rows_without_calls", "rows_with_fewer_calls")
 
 
 class Exported:
-    """The rows of a batch: pages of different rollouts, in the order of the rows."""
+    """The rows of a batch: pages of different rollouts, in the order of the rows. `selection`: Pin.selection."""
 
-    def __init__(self, reading: Reading, rules: Sequence[MaskRule]) -> None:
-        self._reading, self._rules = reading, list(rules)
+    def __init__(self, reading: Reading, rules: Sequence[MaskRule], *, selection: tuple[str, str] | None = None) -> None:
+        self._reading, self._rules, self._selection = reading, list(rules), selection
         self._read, self._bias = Read(), Bias()
         self._content = hashlib.sha256()
         self._counts, self._refused, self._breaks = Counter[str](), Counter[str](), Counter[str]()
@@ -81,7 +81,8 @@ class Exported:
         """Return the batch's pin, with its rollouts in the order of `ids`."""
         read = self._read
         rollouts = {rollout_id: read.rollouts[rollout_id] for rollout_id in ids if rollout_id in read.rollouts}
-        return Pin(self._reading, self._rules, rollouts, read.digest, read.evaluations, self._counts["rows"], self._content.hexdigest())
+        rows, content = self._counts["rows"], self._content.hexdigest()
+        return Pin(self._reading, self._rules, rollouts, read.digest, read.evaluations, rows, content, self._selection)
 
     def figures(self) -> dict[str, Any]:
         """Return the report's figures."""

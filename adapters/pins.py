@@ -55,6 +55,8 @@ class Pin:
     rows: int
     content: str
     """SHA-256 of the rows."""
+    selection: tuple[str, str] | None = None
+    """Name with version, and digest, of the selection that the rollouts are of; None: of none."""
 
     def dumps(self) -> str:
         """Serialise as JSON, without the rules' salts, which are secrets."""
@@ -71,7 +73,8 @@ class Pin:
             reading = _reading(held.pop("reading"))
             rules = [MaskRule(**rule) for rule in held.pop("rules")]
             rollouts = {name: (attempt, int(number)) for name, (attempt, number) in held.pop("rollouts").items()}
-            return cls(reading, rules, rollouts, **held)
+            selection = held.pop("selection")
+            return cls(reading, rules, rollouts, selection=tuple(selection) if selection else None, **held)
         except (ValueError, KeyError, TypeError, AttributeError) as error:
             raise DataError(
                 f"{where} is no pin of this version of agl-otel ({error!r}): `agl-otel export` writes one beside its file"

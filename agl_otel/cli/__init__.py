@@ -34,6 +34,7 @@ COMMANDS: Final = {
     "top": ("agl_otel.cli.top:top", "Watch a running stack: rollouts, workers, collectors."),
     "runs": ("agl_otel.cli.runs:runs", "List, show and compare runs, or export a run's model."),
     "rollouts": ("agl_otel.cli.rollouts:rollouts", "List rollouts and work on them."),
+    "select": ("agl_otel.cli.select:select", "Choose attempts from traces, for training, export and review."),
     "backtest": ("agl_otel.cli.backtest:backtest", "Estimate what another policy would have earned."),
     "feedback": ("agl_otel.cli.feedback:feedback", "Reward, comment or correct what an agent did, after the fact."),
     "judge": ("agl_otel.cli.judge:judge", "Have a model score attempts by a rubric; compare it with people."),

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import asyncio
 from collections import Counter
-from collections.abc import AsyncGenerator, Collection, Generator, Sequence
+from collections.abc import AsyncGenerator, Generator, Sequence
 from contextlib import aclosing, contextmanager
 from dataclasses import fields, replace
 from pathlib import Path
@@ -24,6 +24,7 @@ from agl_otel.adapters.split_reasons import SPLIT_REASONS
 from agl_otel.cli.common import data_dir_option, json_option, run_async, settings_for, setup_logging, store_option
 from agl_otel.cli.output import counted
 from agl_otel.cli.queue import must_exist, rollouts_of
+from agl_otel.cli.selections import Taken, check_one_of, gone_lines, selection_option, taken_selection
 from agl_otel.cli.training_files import WRITERS, Write, check_target, to_stdout, writing_rows
 from agl_otel.cli.training_steps import run_id_of
 from agl_otel.errors import NotFoundError, UsageError, writing
@@ -36,12 +37,11 @@ from agl_otel.traces.reviews import read_reviews
 from agl_otel.types import TRIAL, RolloutMode, Span, VerdictKind, is_trial
 from agl_otel.types.columns import Traces
 from agl_otel.types.options import Finite, Whole
+from agl_otel.types.scores import HELD_OUT
 
 PAGE_ROLLOUTS: Final = 1000  # what an export has in memory, twice: the page that is converted, and the next
 TASKS_SHOWN: Final = 5
 STDOUT: Final = Path("-")
-SCORED: Final[Collection[RolloutMode]] = ("val", "test")
-"""Modes of rollouts that nothing should be trained on: the score of their tasks would be of what was learnt by heart."""
 _READING_OPTIONS: Final = tuple(each.name for each in fields(Reading))
 
 
@@ -52,6 +52,7 @@ _READING_OPTIONS: Final = tuple(each.name for each in fields(Reading))
     "--rollout", "rollout_ids", multiple=True, metavar="ID", help="Only these (repeatable).  [default: all that succeeded, of --mode]"
 )
 @click.option("--run", metavar="RUN", help="Only the rollouts of this run: its id, or its folder.")
+@selection_option
 @click.option(
     "--mode",
     "modes",
@@ -99,6 +100,7 @@ def export(
     target: Path | None,
     rollout_ids: tuple[str, ...],
     run: str | None,
+    selection: str | None,
     modes: tuple[RolloutMode, ...],
     mask_file: Path | None,
     rebuild_pin: Path | None,
@@ -134,11 +136,12 @@ def export(
         raise UsageError(f"there is no folder {target.parent} to write {target.name} in: make it first")
     if target is not None and target != STDOUT:
         check_target(target, _pin_file(target), replace=force)
+    check_one_of(selection, run=run, rollout=rollout_ids, mode=modes)
     if run is not None and rollout_ids:
         raise UsageError("--run and --rollout both say which rollouts to take: give one")
     changes = {name: given[name] for name in _READING_OPTIONS if given[name] not in (None, ())}
     pin = _pin(rebuild_pin or diff_pin)
-    if rebuild_pin is not None and (changes or rollout_ids or run is not None or modes):
+    if rebuild_pin is not None and (changes or rollout_ids or run is not None or selection is not None or modes):
         raise UsageError("--rebuild uses the options in the pin: use --diff to try others")
     rules = parse_rules(mask_file.read_bytes(), str(mask_file)) if mask_file is not None else []
     run_id = None if run is None else run_id_of(run)
@@ -146,6 +149,9 @@ def export(
 
     async def main() -> dict[str, Any]:
         async with open_store(settings) as opened:
+            if pin is None and selection is not None:
+                taken = await taken_selection(opened, selection)
+                return await _write(opened, cast("Path", target), Reading(**changes), rules, taken.ids, None, taken)
             if pin is None:
                 ids, left_out = await must_exist(opened.queue, rollout_ids, opened.reader), {}
                 if not ids:
@@ -162,7 +168,7 @@ def export(
 async def ids_of_modes(
     queue: QueueClient, modes: Sequence[RolloutMode], run: str | None, *, since: float = 0.0
 ) -> tuple[list[str], dict[str, int]]:
-    """Return the ids of the rollouts of these modes, and of this run (None: of all), that succeeded; without modes of all but SCORED. And
+    """Return the ids of the rollouts of these modes, and of this run (None: of all), that succeeded; without modes of all but HELD_OUT. And
     {mode, or TRIAL: how many are left out}. Those from before `since` (Unix seconds) are passed over. Raises NotFoundError if no rollout is
     of this run."""
     ids, left_out = list[str](), Counter[str]()
@@ -173,7 +179,7 @@ async def ids_of_modes(
             continue
         if is_trial(rollout):
             left_out[TRIAL] += 1
-        elif not modes and rollout.mode in SCORED:
+        elif not modes and rollout.mode in HELD_OUT:
             left_out[rollout.mode] += 1
         else:
             ids.append(rollout.rollout_id)
@@ -216,7 +222,13 @@ async def _pages(
 
 
 async def _write(
-    store: Store, target: Path, reading: Reading, rules: Sequence[MaskRule], ids: Sequence[str], pin: Pin | None
+    store: Store,
+    target: Path,
+    reading: Reading,
+    rules: Sequence[MaskRule],
+    ids: Sequence[str],
+    pin: Pin | None,
+    taken: Taken | None = None,
 ) -> dict[str, Any]:
     """Write the rows of these rollouts, and the pin; of a given pin its batch again. Raises UsageError, ConflictError, and writes nothing.
 
@@ -231,7 +243,8 @@ async def _write(
         raise UsageError(
             f"no review is stored under the rubric {reading.rubric!r}: name it as NAME@VERSION, as the dashboard's page /review does"
         )
-    exported, functions = Exported(reading, rules), functions_of(reading)
+    named = (taken.selection.selection, taken.selection.digest) if taken is not None else pin.selection if pin is not None else None
+    exported, functions = Exported(reading, rules, selection=named), functions_of(reading)
 
     def convert(write: Write, traces: Traces, spans: Sequence[Span]) -> None:
         found = rows_of(reading, traces, spans, functions)
@@ -252,7 +265,8 @@ async def _write(
             pin_file.write_text(exported.pin(ids).dumps())
     where = {"file": "standard output" if pin_file is None else str(target), "pin": pin_file and str(pin_file), "form": reading.form}
     figures = exported.figures()
-    return {**where, **figures, "remedies": {why: remedies.of(why) for why in figures["refused"] if why in remedies.REFUSED}}
+    selected = {} if taken is None else {"selection": taken.report()}
+    return {**where, **selected, **figures, "remedies": {why: remedies.of(why) for why in figures["refused"] if why in remedies.REFUSED}}
 
 
 @contextmanager
@@ -300,6 +314,7 @@ def _lines(report: dict[str, Any]) -> list[str]:
             f"{counted(report['rollouts'], 'rollout')}"
             f"{_others(report)}",
             *(f"  {why}: {REASONS[why]}. Remedy: {remedies.of(why)}" for why in sorted(report["refused"]) if why in REASONS),
+            *(gone_lines(report["selection"]) if "selection" in report else []),
             *_breaks(report["breaks"]),
             *_in_training(report["in_training"]),
             *(

@@ -18,6 +18,7 @@ from agl_otel.store.feedback import Feedbacks
 from agl_otel.store.figures import Figures
 from agl_otel.store.rollouts import Rollouts
 from agl_otel.store.rubrics import Rubrics
+from agl_otel.store.selections import Selections
 from agl_otel.store.spans import Spans
 from agl_otel.store.steps import Steps
 from agl_otel.types import Describe
@@ -29,7 +30,7 @@ DEFAULT_PORT: Final = 4747
 SERVED: Final = ("queue", "collector", "proxy", "web")
 
 
-class Store(Rollouts, Spans, Feedbacks, Rubrics, Figures, Steps):
+class Store(Rollouts, Spans, Feedbacks, Rubrics, Selections, Figures, Steps):
     """A store over one stack. `Store(address)` connects on first use, `await Store.connect(address)` at once.
 
     It may be used from several event loops and threads, and pickled: a copy uses the same stack.

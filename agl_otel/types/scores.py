@@ -9,6 +9,9 @@ SCORED_MODES: Final = frozenset({"train", "val", "test"})
 """Modes of rollouts that an algorithm asks for, whose scores are means over all of them. Rollouts of other modes, such as `production`, may
 rightly have no reward: their mean is over those that have one."""
 
+HELD_OUT: Final = frozenset({"val", "test"})
+"""Modes of rollouts that nothing should be trained on: the score of their tasks would be of what was learnt by heart."""
+
 MAX_REWARD: Final = 1e9
 """A greater one, of either sign, is as wrong as one that is not finite: beside it, other rewards are equal in float32."""
 
