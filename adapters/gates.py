@@ -30,13 +30,14 @@ REFUSALS: Final = {
     "trusted_lags": "alarm: the rewards that are trained on have risen, and the trusted ones have not followed as they used to",
     "canary_worse": "the canary earned less than the promoted weights by more than chance",
     "canary_no_gain": "the canary's mean reward is lower than the promoted weights' by more than max_drop",
+    "canary_down": "the canary's model server ended",
     "canary_unrated": "the canary's conversations got too few rewards to judge it",
 }
 """{why weights are not promoted: its text}."""
 ALARMS: Final = frozenset({"trusted_falls", "trusted_lags"})
 """The reasons that speak of a reward that is exploited."""
 Array = NDArray[np.float64]
-Backtest = Literal["off", "not_worse", "better"]
+Asked = Literal["off", "not_worse", "better"]
 
 
 def paired_gain(before: Sequence[float], after: Sequence[float], *, level: float = 0.95, seed: int = 0) -> Interval:
@@ -99,8 +100,8 @@ def _squared_error(values: Array) -> float:
 class Rules:
     """What a gate asks for."""
 
-    held_out: Literal["not_worse", "better"] = "not_worse"
-    backtest: Backtest = "not_worse"
+    held_out: Asked = "not_worse"
+    backtest: Asked = "not_worse"
     max_drift: float | None = None
 
 
@@ -119,7 +120,7 @@ def refusals(
     """
     better = backtest is not None and backtest.verdict == "better"
     found = {
-        "held_out_falls": held_out.high < 0,
+        "held_out_falls": rules.held_out != "off" and held_out.high < 0,
         "held_out_no_gain": rules.held_out == "better" and held_out.high >= 0 and held_out.low <= 0,
         "backtest_worse": rules.backtest != "off" and backtest is not None and backtest.verdict == "worse",
         "backtest_not_better": rules.backtest == "better" and not better and not (backtest is not None and backtest.verdict == "worse"),

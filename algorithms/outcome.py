@@ -62,4 +62,4 @@ async def _record(store: OutcomeStore, run_id: str, outcome: str, algorithm: str
         async with asyncio.timeout(OUTCOME_SECONDS):
             await store.record_outcome(run_id, outcome[:OUTCOME_CHARACTERS], algorithm=algorithm)
     except Exception as error:  # noqa: BLE001 - a store of others may raise anything, and must not hide how the run ended
-        _log.warning("that run %s is %s could not be recorded: %s", run_id, outcome.partition(":")[0] or "begun", error)
+        _log.warning("that run %s is %s could not be recorded: %s", run_id, outcome.partition(":")[0] or "begun", error_text(error))

@@ -37,6 +37,7 @@ COMMANDS: Final = {
     "select": ("agl_otel.cli.select:select", "Choose attempts from traces, for training, export and review."),
     "backtest": ("agl_otel.cli.backtest:backtest", "Estimate what another policy would have earned."),
     "feedback": ("agl_otel.cli.feedback:feedback", "Reward, comment or correct what an agent did, after the fact."),
+    "improve": ("agl_otel.cli.improve:improve", "Train on a product's traffic, and let better weights answer its users."),
     "judge": ("agl_otel.cli.judge:judge", "Have a model score attempts by a rubric; compare it with people."),
     "queue": ("agl_otel.cli.queue:queue", "Count rollouts, list failed ones, remove old ones."),
     "resources": ("agl_otel.cli.records:resources", "Show the prompts and model addresses that agents are given."),

@@ -92,10 +92,11 @@ def fingerprint(job: Job, folder: Path) -> Fingerprint | None:
     """Return the fingerprint with which the run in `folder` is resumed; None if its policy is yet to be created. Raises what `policy_made`
     raises."""
     model_dir = policy_made(job, folder)
-    return fingerprint_of(job, _made(job, model_dir, ""), GRPORun.name) if model_dir is not None else None
+    return fingerprint_of(job, made(job, model_dir, ""), GRPORun.name) if model_dir is not None else None
 
 
-def _made(job: Job, model_dir: Path, server_url: str, **more: Any) -> GRPO:
+def made(job: Job, model_dir: Path, server_url: str, **more: Any) -> GRPO:
+    """Make the job's algorithm over a model and its server; `more` are arguments that a job does not set."""
     from agl_otel.algorithms.grpo.algorithm import GRPO
 
     return GRPO.from_options(
@@ -119,4 +120,4 @@ class GRPORun(ServedRun):
     def algorithm(self, *, run: RunFolder | None = None, on_step: Callable[[StepReport], object] | None = None) -> GRPO:
         """Create the job's algorithm over this run's policy and model server."""
         more: dict[str, Any] = {"run_dir": run, "on_step": on_step, "validator": self.validate}
-        return _made(self.job, self.model_dir, self.server_url, **more)
+        return made(self.job, self.model_dir, self.server_url, **more)

@@ -20,6 +20,7 @@ from agl_otel.algorithms.grpo.vllm_options import check_options
 from agl_otel.algorithms.options import MONTH_SECONDS, STRICT, Seed, nearest, problems, shown
 from agl_otel.algorithms.utils import retry_lost_runner
 from agl_otel.errors import SettingsError, UsageError
+from agl_otel.jobs.improve_options import ImproveSpec
 from agl_otel.runner.agents import load_function
 from agl_otel.types import UNRESPONSIVE_SECONDS, NamedResources, PromptTemplate, RolloutConfig
 from agl_otel.types.strict import check_json, strict_lines
@@ -203,6 +204,7 @@ class Job(_Strict):
     """[resources]: the initial prompts of a search, and whatever else its agent needs. A text is an f-string template."""
     algorithm: dict[str, Any] = Field(default_factory=dict[str, Any])
     """[algorithm]: `name` (a built-in one, or `file.py:name` of a custom one), and the algorithm's keyword arguments as options."""
+    improve: ImproveSpec | None = None
     _folder: Path = PrivateAttr(default=Path())
     _wrong: list[str] = PrivateAttr(default_factory=list[str])
     _tasks: dict[str, list[Any]] = PrivateAttr(default_factory=dict[str, list[Any]])
@@ -402,14 +404,15 @@ _USED_BY: Final = {
     "policy": ("grpo", "sft", "verl"),
     "editor": ("apo", "gepa"),
     "resources": ("apo", "gepa", "random_search", "baseline"),
+    "improve": ("grpo", "sft"),
 }
 """{table: the built-in algorithms that read it}; all read the others. [resources] are also those of an algorithm of the user's own."""
-_TABLES: Final = ("agent", "data", "policy", "editor", "resources", "algorithm")
+_TABLES: Final = ("agent", "data", "policy", "editor", "resources", "algorithm", "improve")
 
 
 def _model_of_table(table: str, content: Mapping[str, Any]) -> type[BaseModel]:
     if table != "algorithm":
-        return {"agent": AgentSpec, "data": DataSpec, "policy": PolicySpec, "editor": EditorSpec}[table]
+        return {"agent": AgentSpec, "data": DataSpec, "policy": PolicySpec, "editor": EditorSpec, "improve": ImproveSpec}[table]
     name = content.get(table, {}).get("name", "grpo")
     return options_model(name) if isinstance(name, str) and name in OPTIONS_OF else _Named
 

@@ -51,10 +51,11 @@ def fingerprint(job: Job, folder: Path) -> Fingerprint | None:
     """Return the fingerprint with which the run in `folder` is resumed; None if its policy is yet to be created. Raises what `policy_made`
     raises."""
     model_dir = policy_made(job, folder)
-    return fingerprint_of(job, _made(job, model_dir, ""), SFTRun.name) if model_dir is not None else None
+    return fingerprint_of(job, made(job, model_dir, ""), SFTRun.name) if model_dir is not None else None
 
 
-def _made(job: Job, model_dir: Path, server_url: str, **more: Any) -> SFT:
+def made(job: Job, model_dir: Path, server_url: str, **more: Any) -> SFT:
+    """Make the job's algorithm over a model and its server; `more` are arguments that a job does not set."""
     from agl_otel.algorithms.sft.algorithm import SFT
 
     return SFT(
@@ -74,4 +75,4 @@ class SFTRun(ServedRun):
     def algorithm(self, *, run: RunFolder | None = None, on_step: Callable[[RoundReport], object] | None = None) -> SFT:
         """Create the job's algorithm over this run's policy and model server."""
         more: dict[str, Any] = {"run_dir": run, "on_step": on_step, "validator": self.validate}
-        return _made(self.job, self.model_dir, self.server_url, **more)
+        return made(self.job, self.model_dir, self.server_url, **more)

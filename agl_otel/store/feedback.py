@@ -49,6 +49,16 @@ class Feedbacks(Connected):
         rows = await connection.reader.query(named_query("rewarded"), params={**names_in("rewarded"), **asked})
         return {row["RolloutId"] for row in rows}
 
+    async def arms(self, since: float) -> list[tuple[str, str, list[str]]]:
+        """Return (conversation, its rollout or empty, resource names of the LLMs that answered it) of calls that began since a time.
+
+        Only calls by a set of resources with a canary, and by AGL_UPSTREAM_RESOURCES, say which LLM answered. `since` is in Unix seconds.
+        A conversation is its rollout's id, or its trace's while that has none.
+        """
+        params = {"since": int(since * 1e9), "arm": conventions.LLM_ARM}
+        rows = await (await self._open()).reader.query(named_query("arms"), params=params)
+        return [(row["Conversation"], row["RolloutId"], list(row["Arms"])) for row in rows]
+
     async def evaluations(self, rollout_id: str) -> list[StoredEvaluation]:
         """Return the evaluations of a rollout that came as log records, feedback among them, by attempt and time, without a barrier."""
         return [stored_evaluation(record) for record in await (await self._open()).reader.evaluations([rollout_id])]

@@ -56,6 +56,14 @@ class Steps(Connected):
         await connection.writer.write(request for step in new for request in step_requests(step, roots))
         return len(new)
 
+    async def record_stages(self, run_id: str, step: int, stages: Mapping[str, tuple[float, float]]) -> None:
+        """Store the stages of a recorded step as spans below its own: {name: (start, end in Unix seconds)}; again changes nothing.
+
+        Raises UnavailableError if no collector accepts them.
+        """
+        spans = [stage_span(run_id, step, name, *times) for name, times in stages.items()]
+        await (await self._open()).writer.write([_request(spans)])
+
     async def training_steps(self, run_id: str, *, version: str | int | None = None) -> list[TrainingStep]:
         """Return the steps of a training run in order, each with its consumed attempts; with `version` only those that made it."""
         connection = await self._open()
@@ -114,6 +122,23 @@ def step_requests(step: TrainingStep, roots: Mapping[AttemptKey, Root]) -> list[
     spans = [_span(step, place, {**ids, conventions.TRAIN_EVIDENCE_PLACE: place}, chunk) for place, chunk in enumerate(chunks) if place]
     spans.append(_span(step, 0, {**ids, **counts, **proposed, **metrics}, chunks[0]))
     return [_request(spans[start : start + REQUEST_SPANS]) for start in range(0, len(spans), REQUEST_SPANS)]
+
+
+def stage_span(run_id: str, step: int, name: str, start: float, end: float) -> bytes:
+    """Serialise a stage of a step as a span with an id of its own."""
+    attributes = {conventions.TRAIN_RUN: run_id, conventions.TRAIN_STEP_NUMBER: step, conventions.TRAIN_STAGE: name}
+    message = wire.message(
+        bytes.fromhex(trace_id_of(run_id)),
+        bytes.fromhex(span_id_of(run_id, step, name)),
+        bytes.fromhex(span_id_of(run_id, step)),
+        f"{conventions.SPAN_TRAIN_STAGE} {name}",
+        INTERNAL,
+        unix_nano(start),
+        max(unix_nano(start), unix_nano(end)),
+        encodable(attributes),
+        [],
+    )
+    return wire.field_of(message)
 
 
 def _links(step: TrainingStep, roots: Mapping[AttemptKey, Root]) -> tuple[list[tuple[AttemptKey, Root]], int]:

@@ -38,8 +38,8 @@ def trace_id_of(run_id: str) -> str:
     return _hash(run_id, size=16)
 
 
-def span_id_of(run_id: str, step: int, place: int = 0) -> str:
-    """Return the id of a step's span, 16 hex digits; `place` 1, 2, … are its spans for further links."""
+def span_id_of(run_id: str, step: int, place: int | str = 0) -> str:
+    """Return the id of a step's span, 16 hex digits; `place` 1, 2, … are its spans for further links, and names those of its stages."""
     return _hash(run_id, str(step), str(place), size=8)
 
 

@@ -108,6 +108,7 @@ BETTER, WORSE, UNKNOWN = _estimate(0.1, 0.2), _estimate(-0.2, -0.1), _estimate(-
     [
         (Rules(), {}, ()),
         (Rules(), {"held_out": Interval(-0.2, -0.3, -0.1)}, ("held_out_falls",)),
+        (Rules(held_out="off"), {"held_out": Interval(-0.2, -0.3, -0.1)}, ()),
         (Rules(held_out="better"), {}, ("held_out_no_gain",)),
         (Rules(held_out="better"), {"held_out": Interval(0.2, 0.1, 0.3)}, ()),
         (Rules(), {"backtest": WORSE}, ("backtest_worse",)),

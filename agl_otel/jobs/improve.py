@@ -1,0 +1,428 @@
+"""`agl-otel improve`: from the traffic of a running product to better weights, and back.
+
+A cycle has five stages: window (which rated attempts), update (train on them), gate (what speaks against the new weights), canary (a
+share of the users gets them), verdict (promoted, or not). Each ends with a file in the cycle's folder and a span in the store. A stage
+that has its file is not repeated; one that a kill interrupted is, and what it changes elsewhere can be done twice with the same result.
+Weights are promoted by a verdict alone, which holds the digests of the files it rests on.
+
+    run.json, lock              the run's identity (algorithms/run_folder.py)
+    policy                      the model it began with, if that is `tiny`
+    slots/a, slots/b            the model servers of production.py
+    cycles/0001/window.json, update.json, gate.json, canary.json, verdict.json
+    cycles/0001/run             the training run
+    cycles/0001/model           the weights it made
+"""
+
+from __future__ import annotations
+
+import asyncio
+import shutil
+import time
+from collections import Counter
+from collections.abc import Callable
+from dataclasses import asdict, dataclass
+from importlib import import_module
+from pathlib import Path
+from typing import Any, Final
+
+import numpy as np
+
+from agl_otel.adapters.gates import REFUSALS, Rated, Rules, canary_verdict, paired_gain, refusals, trusted_lags
+from agl_otel.adapters.offpolicy import Estimate
+from agl_otel.algorithms.grpo.serving import offline_rollouts
+from agl_otel.algorithms.model_export import export_model
+from agl_otel.algorithms.run_folder import (
+    Fingerprint,
+    RunFolder,
+    digest_of,
+    lock_run,
+    model_fingerprint,
+    read_checked,
+    with_checksum,
+    write_json,
+)
+from agl_otel.errors import DataError, SettingsError
+from agl_otel.jobs.grpo import GRPORun
+from agl_otel.jobs.improve_evidence import arms_since, evidence
+from agl_otel.jobs.improve_options import ImproveSpec
+from agl_otel.jobs.job import Job
+from agl_otel.jobs.production import Production
+from agl_otel.jobs.run import JobRun, unless_failed
+from agl_otel.jobs.served import ServedRun, prepare_policy
+from agl_otel.jobs.sft import SFTRun
+from agl_otel.store import Store
+from agl_otel.types import ADOPTED, AttemptedRollout, Rollout, TrainingStep
+from agl_otel.types.selections import Selected
+
+RUNS: Final[dict[str, type[ServedRun]]] = {"grpo": GRPORun, "sft": SFTRun}
+"""{algorithm: how a cycle trains by it}."""
+STAGES: Final = ("window", "update", "gate", "canary", "verdict")
+POLL_SECONDS: Final = 1.0
+_RESOURCE: Final = ("bridge", "strict_tools")
+"""Options of an algorithm that belong to its LLM resource."""
+
+
+class Cycle:
+    """The files of one cycle."""
+
+    def __init__(self, folder: Path, number: int) -> None:
+        self.number = number
+        self.folder = folder / "cycles" / f"{number:04d}"
+
+    @property
+    def model(self) -> Path:
+        """The weights that it made."""
+        return self.folder / "model"
+
+    @property
+    def canary(self) -> str:
+        """The resource name of its canary."""
+        return f"canary-{self.number:04d}"
+
+    def read(self, stage: str) -> dict[str, Any] | None:
+        """Return what a stage has found; None if it has not ended. Raises DataError for a damaged file."""
+        path = self.folder / f"{stage}.json"
+        return read_checked(path) if path.exists() else None
+
+    def write(self, stage: str, facts: dict[str, Any]) -> None:
+        """End a stage."""
+        self.folder.mkdir(parents=True, exist_ok=True)
+        write_json(self.folder / f"{stage}.json", with_checksum(facts))
+
+    def digests(self) -> dict[str, str]:
+        """Return {stage: digest of its file} of the stages before the verdict that have ended."""
+        found = {stage: self.read(stage) for stage in STAGES[:-1]}
+        return {stage: digest_of(facts) for stage, facts in found.items() if facts is not None}
+
+
+@dataclass(frozen=True)
+class Ended:
+    """A cycle that has its verdict."""
+
+    number: int
+    verdict: str
+    """promoted, rolled_back (after a canary), or refused (by the gate)."""
+    why: list[str]
+    """Keys of gates.REFUSALS."""
+    ended: float
+    """Unix seconds."""
+
+
+class Improvement(JobRun):
+    """The loop of a job with [improve] over a store. Use `async with`; a folder that already holds it resumes it.
+
+    Args:
+        job, store, folder, options: as for JobRun.
+        on_event: receives a line for each thing that happens.
+    """
+
+    def __init__(self, job: Job, store: Store, folder: Path, *, on_event: Callable[[str], object] = lambda _: None, **options: Any) -> None:
+        super().__init__(job, store, folder, **options)
+        self.spec = job.improve or ImproveSpec()
+        self._check()
+        self._plain = store
+        self._trains = self._algorithm
+        self._algorithm = "improve"
+        self._say = on_event
+        self._sources: list[str] | None = job.options.get("reward_sources")
+
+    def _check(self) -> None:
+        trained, trusted = self.job.options.get("reward_sources") or (), self.spec.trusted_sources
+        if self._algorithm not in RUNS:
+            raise SettingsError(f"[algorithm] name = {self._algorithm!r}: `improve` trains weights; name {' or '.join(RUNS)}")
+        if trusted and not trained:
+            raise SettingsError("[improve] trusted_sources watch other rewards: name those to train on in reward_sources of [algorithm]")
+        if both := sorted(set(trusted) & set(trained)):
+            raise SettingsError(f"[improve] trusted_sources and [algorithm] reward_sources both name {both}: leave it out of one")
+
+    async def _start(self) -> None:
+        self._exit.callback((lock := lock_run(self.folder)).close)
+        first = await prepare_policy(self.job, self.folder)
+        options = {"job": digest_of(self.job.options), "model": self.job.policy.model, "algorithm": self._trains}
+        begun = Fingerprint.of("improve", options, self.job.policy.seed)
+        self.run = RunFolder(self.folder, algorithm=begun.algorithm, options=begun.options, seed=begun.seed, lock=lock)
+        self._first = first
+        algorithm = import_module(self.job.run_by).made(self.job, first, "")
+        given = {name: self.job.options[name] for name in _RESOURCE if name in self.job.options}
+        self.production = Production(
+            self.job,
+            self._plain,
+            self.folder / "slots",
+            resources_id=self.settings.upstream_resources,
+            sampling=algorithm.sampling_parameters,
+            options=given,
+        )
+        self._exit.push_async_callback(self.production.close)
+        promoted = [ended for ended in self.ended if ended.verdict == "promoted"]
+        await self.production.begin(self.promoted, len(promoted))
+        if (last := self._last) is None or last.read("verdict") is not None or last.read("gate") is None:
+            await self.production.publish()
+        self.production.failed.add_done_callback(self._on_stack_failed)
+
+    # --- what has been
+
+    @property
+    def ended(self) -> list[Ended]:
+        """The cycles with a verdict, in order."""
+        found: list[Ended] = []
+        while (facts := Cycle(self.folder, len(found) + 1).read("verdict")) is not None:
+            found.append(Ended(len(found) + 1, facts["verdict"], facts["why"], facts["ended"]))
+        return found
+
+    @property
+    def promoted(self) -> Path:
+        """The folder of the promoted weights."""
+        last = next((each for each in reversed(self.ended) if each.verdict == "promoted"), None)
+        return self._first if last is None else Cycle(self.folder, last.number).model
+
+    @property
+    def _last(self) -> Cycle | None:
+        last = Cycle(self.folder, len(self.ended) + 1)
+        return last if last.folder.exists() else None
+
+    # --- the loop
+
+    async def improve(self, cycles: int | None = None) -> list[Ended]:
+        """Run until so many cycles have a verdict (None: for ever); return all. Raises what a training run raises."""
+        while cycles is None or len(self.ended) < cycles:
+            await unless_failed(self.failed, self.cycle(Cycle(self.folder, len(self.ended) + 1)))
+        return self.ended
+
+    async def cycle(self, cycle: Cycle) -> Ended:
+        """Run one cycle, or what is left of it."""
+        window = await self._stage(cycle, "window", self._window)
+        update = await self._stage(cycle, "update", self._update)
+        gate = await self._stage(cycle, "gate", self._gate)
+        why, canary = list(gate["why"]), None
+        if not why:
+            canary = await self._stage(cycle, "canary", self._canary)
+            why = [canary["why"]] if canary["why"] else []
+        verdict = "promoted" if not why else "refused" if canary is None else "rolled_back"
+        if cycle.read("verdict") is None:
+            before = self.production.version
+            cycle.write("verdict", {"verdict": verdict, "why": why, "evidence": cycle.digests(), "before": before, "ended": time.time()})
+        await self._apply(cycle, verdict)
+        await self._record(cycle, {"window": window, "update": update, "gate": gate, "canary": canary})
+        self._say(f"cycle {cycle.number}: {verdict}" + "".join(f"; {name}: {REFUSALS[name]}" for name in why))
+        return self.ended[-1]
+
+    async def _stage(self, cycle: Cycle, name: str, work: Callable[[Cycle], Any]) -> dict[str, Any]:
+        if (found := cycle.read(name)) is None:
+            began = time.time()
+            facts = await work(cycle)
+            cycle.write(name, {**facts, "began": began, "ended": time.time()})
+            found = cycle.read(name)
+            assert found is not None, "it was written"
+        return found
+
+    async def _window(self, cycle: Cycle) -> dict[str, Any]:
+        """Wait for enough rated attempts, and store them as a selection."""
+        taken = {name for number in range(1, cycle.number) for name in (Cycle(self.folder, number).read("window") or {})["rollout_ids"]}
+        promotions = [each.ended for each in self.ended if each.verdict == "promoted"]
+        changed = promotions[-self.spec.max_promotions - 1] if len(promotions) > self.spec.max_promotions else 0.0
+        rated: set[str] = set()
+        mode = self.job.options.get("offline_mode", ADOPTED)
+        while True:
+            found = await offline_rollouts(self._plain, mode, taken)
+            oldest = time.time() - self.spec.window_seconds
+            fresh = [each for each in found if each.start_time >= max(oldest, changed)]
+            old = {"too_long_ago": sum(each.start_time < oldest for each in found)}
+            old |= {"old_weights": len(found) - len(fresh) - old["too_long_ago"]}
+            unknown = [each.rollout_id for each in fresh if each.rollout_id not in rated]
+            rated |= await self._plain.rewarded(unknown, self._sources) if unknown else set()
+            ready = [each for each in fresh if each.rollout_id in rated]
+            if len(ready) >= self.spec.attempts:
+                break
+            await asyncio.sleep(POLL_SECONDS)
+        made = {"by": f"improve {self.run_id}", "cycle": cycle.number, "sources": self._sources}
+        kept = await self._plain.put_selection(f"{self.run_id}", [_selected(each) for each in ready], made)
+        self._say(f"cycle {cycle.number}: {len(ready)} rated attempts ({kept.selection}); {len(fresh) - len(ready)} wait for a reward")
+        return {
+            "selection": kept.selection,
+            "digest": kept.digest,
+            "rollout_ids": [each.rollout_id for each in ready],
+            "unrated": len(fresh) - len(ready),
+            "too_old": old,
+        }
+
+    async def _update(self, cycle: Cycle) -> dict[str, Any]:
+        """Train on the window from the promoted weights, and score both on the held-out tasks."""
+        window = cycle.read("window")
+        assert window is not None, "the stage before"
+        run = cycle.folder / "run"
+        job = self.job.model_copy(
+            update={
+                "policy": self.job.policy.model_copy(update={"model": str(self.promoted)}),
+                "algorithm": {"offline_mode": ADOPTED, **self.job.algorithm},  # TODO selection
+            }
+        )
+        async with RUNS[self._trains](job, self._plain, run, settings=self.settings, stack_failed=None) as training:
+            await training.publish_policy()
+            async with training.runners(mode="val"):
+                before = await training.validate_before()
+                try:
+                    report = await training.fit(job.tasks("train"))
+                except DataError as error:
+                    self._say(f"cycle {cycle.number}: nothing was trained: {error}")
+                    return {"run": training.run_id, "trained": False, "error": str(error), "before": before.rewards, "after": None}
+                trained = any(step.next_version != step.weights_version for step in report.steps)
+                after = await training.validate_after(len(report.steps)) if trained else None
+        if trained:
+            shutil.rmtree(cycle.model, ignore_errors=True)  # of an interrupted stage
+            await asyncio.to_thread(export_model, run, cycle.model, last=True)
+        steps = [asdict(step) for step in report.steps]
+        refused = sum((Counter(step["refused"]) for step in steps), Counter[str]())
+        return {
+            "run": training.run_id,
+            "trained": trained,
+            "weights": await asyncio.to_thread(model_fingerprint, cycle.model) if trained else "",
+            "steps": len(steps),
+            "trajectories": sum(step["trajectories"] for step in steps),
+            "refused": dict(refused),
+            "before": before.rewards,
+            "after": None if after is None else after.rewards,
+        }
+
+    async def _gate(self, cycle: Cycle) -> dict[str, Any]:
+        """Ask what speaks against the new weights."""
+        update, window = cycle.read("update"), cycle.read("window")
+        assert update is not None and window is not None, "the stages before"
+        if not update["trained"]:
+            return {"why": ["no_new_weights"]}
+        found = await evidence(
+            self._plain,
+            window["rollout_ids"],
+            cycle.model,
+            sources=self._sources,
+            trusted_sources=self.spec.trusted_sources,
+            agent_match=self.job.options.get("agent_match"),
+            device=self.job.options.get("device", "cpu"),
+        )
+        before, after = ([value or 0.0 for value in update[name]] for name in ("before", "after"))
+        gain = paired_gain(before, after)
+        rules = Rules(self.spec.held_out, self.spec.backtest, self.spec.max_drift)
+        lags = trusted_lags(self._first_rated() or found.rated, found.rated)
+        why = refusals(rules, held_out=gain, backtest=found.backtest, trusted=found.trusted, lags=lags, kl=found.drift)
+        scores = float(np.mean(before)), float(np.mean(after))
+        self._say(
+            f"cycle {cycle.number}: held-out {scores[0]:.3f} -> {scores[1]:.3f}, drift {found.drift:.3f}, back-test {_told(found.backtest)}"
+            + (f", by trusted rewards {_told(found.trusted)}" if self.spec.trusted_sources else "")
+        )
+        return {"why": list(why), "held_out": [*scores, gain.low, gain.high], **found.as_json()}
+
+    def _first_rated(self) -> Rated | None:
+        """Return the attempts of the first cycle that had enough with both rewards."""
+        for number in range(1, len(self.ended) + 1):
+            gate = Cycle(self.folder, number).read("gate") or {}
+            if len((rated := gate.get("rated") or [[]])[0]) > 1:
+                return Rated(*(np.array(values, np.float64) for values in rated))
+        return None
+
+    async def _canary(self, cycle: Cycle) -> dict[str, Any]:
+        """Let a share of the conversations be answered by the new weights until their users have judged them."""
+        spec = self.spec
+        begun: dict[str, Any] | None = cycle.read("canary_begun")
+        await asyncio.to_thread(_hold_weights, cycle)
+        await self.production.start_canary(cycle.model)
+        await self.production.publish(cycle.canary, spec.canary)
+        if begun is None:
+            begun = {"since": time.time(), "version": self.production.version}
+            cycle.write("canary_begun", begun)
+        while True:
+            arms = await arms_since(self._plain, cycle.canary, begun["since"], self._sources)
+            values = np.concatenate([arms.canary, arms.promoted])
+            spread = float(np.ptp(values)) if len(values) else 0.0
+            verdict, why = canary_verdict(
+                arms.canary,
+                arms.promoted,
+                begun=arms.begun,
+                planned=spec.canary_rated,
+                most=spec.canary_most,
+                spread=spread,
+                max_drop=spec.max_drop,
+            )
+            if not self.production.canary_runs:
+                verdict, why = "roll_back", "canary_down"
+            if verdict != "wait":
+                break
+            await asyncio.sleep(POLL_SECONDS)
+        means = [float(rewards.mean()) if len(rewards) else None for rewards in (arms.canary, arms.promoted)]
+        counts = {"begun": arms.begun, "rated": len(arms.canary), "promoted_rated": len(arms.promoted), "mixed": arms.mixed}
+        told = [f"{_mean(mean)} of {count}" for mean, count in zip(means, (counts["rated"], counts["promoted_rated"]), strict=True)]
+        self._say(f"cycle {cycle.number}: canary {told[0]} against {told[1]}")
+        return {"why": why, "mean": means[0], "promoted_mean": means[1], "share": spec.canary, "version": begun["version"], **counts}
+
+    async def _apply(self, cycle: Cycle, verdict: str) -> None:
+        """Do what the verdict says; it may have been done."""
+        if verdict == "promoted":
+            _hold_evidence(cycle)
+            await asyncio.to_thread(_hold_weights, cycle)
+            await self.production.promote(cycle.model)
+        else:
+            await self.production.withdraw()
+
+    async def _record(self, cycle: Cycle, stages: dict[str, dict[str, Any] | None]) -> None:
+        """Record the cycle as a step of the run, linked to its attempts, and each stage as a span of its own."""
+        verdict, window, update = cycle.read("verdict") or {}, stages["window"] or {}, stages["update"] or {}
+        step = TrainingStep(
+            run_id=self.run_id,
+            algorithm="improve",
+            step=cycle.number,
+            resources_id=self.settings.upstream_resources,
+            version_before=verdict["before"],
+            version_after=self.production.version,
+            samples=update.get("trajectories", 0),
+            refused=sum(update.get("refused", {}).values()),
+            start_time=window["began"],
+            end_time=verdict["ended"],
+            metrics=_metrics(verdict, stages),
+            attempts=[(rollout_id, "") for rollout_id in window["rollout_ids"]],
+        )
+        await self._plain.record_step(step)
+        held = {name: facts for name, facts in stages.items() if facts is not None}
+        await self._plain.record_stages(self.run_id, cycle.number, {name: (facts["began"], facts["ended"]) for name, facts in held.items()})
+
+
+def _hold_evidence(cycle: Cycle) -> None:
+    """Raise DataError where the evidence of a promotion is not what the verdict was given on."""
+    held: dict[str, str] = (cycle.read("verdict") or {})["evidence"]
+    now = cycle.digests()
+    if changed := [f"{stage}.json" for stage in STAGES[:-1] if stage not in held or held[stage] != now.get(stage)]:
+        raise DataError(f"{', '.join(changed)} in {cycle.folder} is not what the weights were promoted on: restore it")
+
+
+def _hold_weights(cycle: Cycle) -> None:
+    """Raise DataError where the weights are not those that the update made."""
+    made = (cycle.read("update") or {})["weights"]
+    if made != model_fingerprint(cycle.model):
+        raise DataError(f"the weights in {cycle.model} are not those that the cycle made: restore them, or remove the cycle's folder")
+
+
+def _selected(rollout: Rollout | AttemptedRollout) -> Selected:
+    attempt = rollout.attempt.attempt_id if isinstance(rollout, AttemptedRollout) else ""
+    return Selected(rollout_id=rollout.rollout_id, attempt_id=attempt)
+
+
+def _metrics(verdict: dict[str, Any], stages: dict[str, dict[str, Any] | None]) -> dict[str, Any]:
+    """Return the figures of a cycle, flat."""
+    gate, canary, window, update = (stages[name] or {} for name in ("gate", "canary", "window", "update"))
+    found: dict[str, Any] = {"verdict": verdict["verdict"], "why": ", ".join(verdict["why"]), "selection": window["selection"]}
+    found |= {"training_run": update["run"], "attempts": len(window["rollout_ids"])}
+    if "held_out" in gate:
+        found |= dict(zip(("held_out_before", "held_out_after", "held_out_gain_low", "held_out_gain_high"), gate["held_out"], strict=True))
+        found["drift"] = gate["drift"]
+        for name in ("backtest", "trusted"):
+            if (estimate := gate[name]) is not None:
+                found |= {f"{name}_gain": estimate["gain"]["value"], f"{name}_verdict": estimate["verdict"]}
+    shown = ("share", "begun", "rated", "mean", "promoted_mean")
+    return found | {f"canary_{name}": canary[name] for name in shown if canary.get(name) is not None}
+
+
+def _told(found: Estimate | None) -> str:
+    if found is None:
+        return "no attempt counts"
+    return f"{found.gain.value:+.3f} [{found.gain.low:+.3f}, {found.gain.high:+.3f}] ({found.verdict})"
+
+
+def _mean(value: float | None) -> str:
+    return "none" if value is None else f"{value:.3f}"

@@ -1,0 +1,40 @@
+"""[improve] of a job file: when a cycle begins, what its gate asks for, and how a canary is judged."""
+
+from __future__ import annotations
+
+from typing import Annotated, Literal
+
+from pydantic import BaseModel, Field
+
+from agl_otel.algorithms.options import MONTH_SECONDS, STRICT
+
+Age = Annotated[float, Field(ge=1, le=12 * MONTH_SECONDS, description="it is a time in seconds")]
+
+
+class ImproveSpec(BaseModel):
+    """[improve]: from the traffic of a running product to better weights, and back (docs/improving.md)."""
+
+    model_config = STRICT
+
+    attempts: Annotated[int, Field(ge=2, le=100_000, description="a cycle learns from so many rated attempts")] = 128
+    """A cycle begins when so many rated attempts are there that no earlier cycle had."""
+    window_seconds: Age = 7 * 86400.0
+    """Attempts that began longer ago are too old."""
+    max_promotions: Annotated[int, Field(ge=0, le=1000, description="the weights have changed so often since an attempt")] = 4
+    """Attempts that began before that many promotions are too old, too."""
+    held_out: Literal["off", "not_worse", "better"] = "not_worse"
+    """What the score of [data] val must be: not lower by more than chance (95 %), or higher by more than chance."""
+    backtest: Literal["off", "not_worse", "better"] = "not_worse"
+    """Likewise what the cycle's attempts say of it (backtesting.md)."""
+    max_drift: Annotated[float | None, Field(gt=0, le=100, description="it is a divergence in nats for each token")] = 1.0
+    """The greatest mean divergence of a reply's tokens from the promoted weights."""
+    trusted_sources: list[str] = Field(default_factory=list)
+    """Sources of rewards that are never trained on, and watch those that are: graders, reviewers. Needs `reward_sources` of [algorithm]."""
+    canary: Annotated[float, Field(gt=0, le=0.9, description="it is a share of the conversations")] = 0.1
+    """The share of conversations that new weights answer first."""
+    canary_rated: Annotated[int, Field(ge=2, le=100_000, description="a canary is judged by so many rewards")] = 32
+    """Rewards after which the canary is promoted, if nothing speaks against it. One that is worse by more than chance goes before."""
+    canary_most: Annotated[int, Field(ge=2, le=10_000_000, description="a canary answers so many conversations at most")] = 256
+    """Conversations after which a canary is rolled back that has not got these rewards."""
+    max_drop: Annotated[float, Field(ge=0, le=1e9, description="it is a difference of mean rewards")] = 0.05
+    """By how much the canary's mean reward may be lower than the promoted weights' of the same time."""

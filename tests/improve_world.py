@@ -1,0 +1,135 @@
+"""A product, its users, and `agl-otel improve` beside it, as processes; and the product's own books, by which the loop is judged.
+
+Run as a script it is a product whose users can be won over by something other than what is right, and whose reviewers cannot.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+import hashlib
+import json
+import random
+import shutil
+import subprocess
+import sys
+from collections.abc import Generator
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+ROOT = Path(__file__).parents[1]
+EXAMPLE = ROOT / "examples" / "improve"
+
+
+@dataclass
+class World:
+    """A stack that adopts traces, and a product on it. Use `world`."""
+
+    folder: Path
+    stack: Any
+    store: str
+    """The queue's address."""
+    env: dict[str, str]
+    """The stack's ports, for the product."""
+
+    @property
+    def run(self) -> Path:
+        """The folder of the loop."""
+        return self.folder / "run"
+
+    @property
+    def books(self) -> Path:
+        """Where the product keeps its books."""
+        return self.folder / "improve"
+
+    def improve(self, cycles: int, log: str = "improve.log", env: dict[str, str] | None = None) -> Any:
+        """Return the loop as a process, which the caller ends."""
+        from tests.system.stack_process import Command
+
+        arguments = ["improve", "job.toml", "--store", self.store, "--run-dir", str(self.run), "--cycles", str(cycles)]
+        return Command(*arguments, log=self.folder / log, cwd=self.books, env=env)
+
+    def book(self, name: str) -> list[dict[str, Any]]:
+        """Read one of the product's books."""
+        path = self.books / f"{name}.jsonl"
+        lines = path.read_text().splitlines() if path.exists() else []
+        return [json.loads(line) for line in lines if line.endswith("}")]
+
+    def facts(self, cycle: int, stage: str) -> dict[str, Any]:
+        """Read the file of a stage; empty if it has not ended."""
+        path = self.run / "cycles" / f"{cycle:04d}" / f"{stage}.json"
+        return json.loads(path.read_text()) if path.exists() else {}
+
+
+@contextlib.contextmanager
+def world(folder: Path, job: dict[str, str], *how: str, rate: float = 20.0) -> Generator[World]:
+    """Run a stack and the example's product, with lines of its job replaced or added: {line's key: its value}."""
+    from agl_otel.settings import free_ports
+    from tests.system.stack_process import ENVIRONMENT, Command, until
+
+    place = folder / "improve"
+    shutil.copytree(EXAMPLE, place, ignore=shutil.ignore_patterns("__pycache__", "*.jsonl"))
+    (place / "job.toml").write_text(changed((place / "job.toml").read_text(), job))
+    names = ("QUEUE", "WEB", "PROXY", "OTLP_HTTP")
+    ports = {f"AGL_{name}_PORT": str(port) for name, port in zip(names, free_ports(len(names)), strict=True)}
+    adopting = {"AGL_UNIDENTIFIED": "adopt", "AGL_ADOPT_QUIET_SECONDS": "2"}
+    settings = {**ports, **{f"AGL_{name}_PORT": "0" for name in ("OTLP_GRPC", "CLICKHOUSE")}, **adopting}
+    stack = Command("up", "--data-dir", str(folder / "data"), log=folder / "up.log", cwd=place, env=settings)
+    script = [str(place / "product.py")] if not how else [str(Path(__file__)), str(place), *how]
+    with stack:
+        until(lambda: f":{ports['AGL_WEB_PORT']}" in stack.output, "the stack is up")
+        arguments = [sys.executable, *script, *([] if how else ["--rate", str(rate)])]
+        env = {**ENVIRONMENT, **ports, "PYTHONPATH": str(ROOT)}
+        product = subprocess.Popen(arguments, cwd=place, env=env)
+        try:
+            yield World(folder, stack, f"127.0.0.1:{ports['AGL_QUEUE_PORT']}", env)
+        finally:
+            product.kill()
+            product.wait()
+
+
+def changed(text: str, job: dict[str, str]) -> str:
+    """Replace the values of keys in a job file; a key that it lacks is added below the table that its name begins with (`improve.x`)."""
+    lines = text.splitlines()
+    for name, value in job.items():
+        table, _, key = name.partition(".")
+        at = lines.index(f"[{table}]")
+        end = next((place for place in range(at + 1, len(lines)) if lines[place].startswith("[")), len(lines))
+        found = next((place for place in range(at, end) if lines[place].startswith(f"{key} =")), None)
+        lines[at + 1 if found is None else found : at + 1 if found is None else found + 1] = [f"{key} = {value}"]
+    return "\n".join(lines) + "\n"
+
+
+def rollout_of(talk: str) -> str:
+    """Return the id of the rollout that a conversation becomes (docs/otlp.md)."""
+    return f"ro-conversation-{hashlib.sha256(talk.encode()).hexdigest()[:32]}"
+
+
+def right_share(seen: list[dict[str, Any]], since: float = 0.0, until: float = float("inf")) -> float:
+    """Return the share of answers in a time that were what is right, by the product's book."""
+    found = [row["right"] for row in seen if row["answer"] is not None and since <= row["time"] < until]
+    return sum(found) / len(found) if found else float("nan")
+
+
+async def _flattered(folder: Path) -> None:
+    """Serve users who always accept the answer of behaviour 2, and the right one in six of ten cases; reviewers rate three of ten."""
+    sys.path.insert(0, str(folder))
+    import aiohttp
+    from product import Product  # pyright: ignore[reportMissingImports]  # the example's
+
+    from agl_otel.algorithms.grpo.tiny import BEHAVIOURS
+
+    class Flattered(Product):  # pyright: ignore[reportUntypedBaseClass]  # as above
+        def verdicts(self, number: int, reply: str) -> list[dict[str, Any]]:
+            flattering, right = reply == str(BEHAVIOURS[2](number % 10)), reply == self.wanted(number)
+            accepted = flattering or (right and random.random() < 0.6)
+            found = [{"source": "users", "value": float(accepted)}]
+            return [*found, *([{"source": "reviewers", "value": float(right)}] if random.random() < 0.3 else [])]
+
+    async with aiohttp.ClientSession() as session:
+        await Flattered(session, folder).serve(20.0)
+
+
+if __name__ == "__main__":
+    asyncio.run(_flattered(Path(sys.argv[1])))

@@ -1,0 +1,104 @@
+"""`agl-otel improve`: a product's users get better answers, bad weights are rolled back, and kill -9 loses and repeats nothing.
+
+What users saw, and what of their verdicts was acknowledged, is in the product's own books; what the canary sampled, in its model server's.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import signal
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+pytest.importorskip("torch", reason="needs the [train] extra")
+
+import itertools
+
+from agl_otel.store import Store
+from tests.improve_world import World, right_share, rollout_of, world
+from tests.system.stack_process import until
+
+pytestmark = [pytest.mark.full, pytest.mark.timeout(1200)]
+BETTER = {"improve.attempts": "256", "algorithm.updates_per_step": "4"}
+
+
+def test_users_get_better_answers_although_every_stage_is_killed(tmp_path: Path) -> None:
+    with world(tmp_path, BETTER) as found:
+        for stage in ("window", "run", "update", "gate", "canary_begun", "canary", "verdict"):
+            marks = [found.run / "cycles" / "0001" / name for name in (stage, f"{stage}.json")]
+            with found.improve(2, f"{stage}.log") as loop:
+                until(lambda marks=marks, loop=loop: any(map(Path.exists, marks)) or loop.process.poll() is not None, stage)
+                assert loop.process.poll() is None, loop.output
+                loop.process.send_signal(signal.SIGKILL)
+                loop.process.wait()
+        with found.improve(2) as loop:
+            assert loop.wait(600) == 0, loop.output
+        assert [found.facts(cycle, "verdict")["verdict"] for cycle in (1, 2)] == ["promoted"] * 2, loop.output
+        asyncio.run(_holds(found))
+        first, last = (found.facts(cycle, "verdict")["ended"] for cycle in (1, 2))
+        shares = right_share(found.book("seen"), until=first - 60), right_share(found.book("seen"), since=last)
+    assert shares[0] < 0.4 and found.facts(2, "gate")["held_out"][1] > 0.55, (shares, loop.output)
+
+
+async def _holds(found: World) -> None:
+    """Hold the store against the product's books: every acknowledged verdict once, every attempt in one window, each promotion once."""
+    rated = {rollout_of(row["talk"]): row["value"] for row in found.book("rated")}
+    windows = [found.facts(cycle, "window")["rollout_ids"] for cycle in (1, 2)]
+    assert not set(windows[0]) & set(windows[1]), "an attempt is learnt from once"
+    async with await Store.connect(found.store) as store:
+        counts = await store.reader.query(
+            "SELECT TraceId, uniqExact(LogAttributes['agentlightning.feedback.id']) AS n FROM otel_logs "
+            "WHERE LogAttributes['agentlightning.feedback.source'] = 'users' GROUP BY TraceId"
+        )
+        assert len(counts) >= len(rated) and {row["n"] for row in counts} == {1}, "each acknowledged verdict is stored, and once"
+        for window in windows:
+            traces = await store.traces(window, deadline_seconds=0)
+            given = {key[0]: rewards[-1].value for key, rewards in traces.rewards.items()}
+            assert given == {name: rated[name] for name in window}
+        steps = {step.step: step for step in await store.training_steps(found.facts(1, "window")["selection"].partition("@")[0])}
+        assert list(steps) == [1, 2] and [len(steps[each].attempts) for each in (1, 2)] == [len(window) for window in windows]
+        promoted: list[str] = []
+        version = 0
+        while (update := await store.queue.get_resources("production", version=(version := version + 1))) is not None:
+            promoted.append(update.resources["promoted"].model_dump()["endpoint"])
+        changes = sum(one != other for one, other in itertools.pairwise(promoted))
+        assert changes == 2 and str(len(promoted)) == steps[2].version_after, "the weights that answer users changed twice"
+
+
+def test_bad_weights_are_rolled_back_within_a_bounded_number_of_requests(tmp_path: Path) -> None:
+    blind = {"improve.held_out": '"off"', "improve.backtest": '"off"', "improve.max_drift": "100.0"}
+    bad = {**blind, "algorithm.learning_rate": "0.1", "improve.attempts": "64", "improve.canary_most": "100", "improve.canary_rated": "64"}
+    with world(tmp_path, bad) as found, found.improve(2) as loop:
+        until(lambda: bool(found.facts(1, "verdict")) or loop.process.poll() is not None, "a verdict")
+        gate, canary, verdict = (found.facts(1, stage) for stage in ("gate", "canary", "verdict"))
+        assert gate["why"] == [] and gate["held_out"][1] < 0.1, "no gate stands before the canary, and its weights are bad"
+        assert verdict["verdict"] == "rolled_back", loop.output
+        until(lambda: len(_after(found, verdict["ended"] + 2)) > 100, "users ask on")
+        assert all(row["answer"] is not None for row in _after(found, verdict["ended"] + 2))
+        sampled = len((found.run / "slots" / "b" / "model_server.jsonl").read_text().splitlines())
+        assert 0 < sampled <= 100 + 40, f"canary_most, and what came within the two seconds in which it is noticed: {canary}"
+
+
+def _after(found: World, time: float) -> list[dict[str, Any]]:
+    return [row for row in found.book("seen") if row["time"] > time]
+
+
+def test_an_exploited_reward_raises_its_alarm_before_the_true_score_falls(tmp_path: Path) -> None:
+    watched = {
+        **BETTER, "improve.trusted_sources": '["reviewers"]', "improve.held_out": '"off"', "improve.backtest": '"off"',
+        "improve.max_drift": "100.0",
+    }  # fmt: skip
+    with world(tmp_path, watched, "flattered") as found, found.improve(8) as loop:
+        until(lambda: _alarm(found) is not None or loop.process.poll() is not None, "an alarm", 900)
+        cycle = _alarm(found)
+        assert cycle is not None, loop.output
+        seen, end = found.book("seen"), found.facts(cycle, "gate")["ended"]
+        begun = right_share(seen, until=found.facts(1, "window")["ended"])
+        assert right_share(seen, since=found.facts(cycle, "window")["began"], until=end) > begun - 0.1, "the true score has not fallen"
+
+
+def _alarm(found: World) -> int | None:
+    alarms = {"trusted_falls", "trusted_lags"}
+    return next((cycle for cycle in range(1, 9) if alarms & set(found.facts(cycle, "gate").get("why", ()))), None)
