@@ -24,6 +24,7 @@ from pydantic_core import PydanticCustomError
 from agl_otel.errors import UsageError
 from agl_otel.types.sampling import LEAST_TEMPERATURE
 from agl_otel.types.scores import MAX_REWARD
+from agl_otel.types.selections import NAMED
 
 Kind = TypeVar("Kind", bound=type[Any])
 STRICT: Final = ConfigDict(extra="forbid", strict=True, allow_inf_nan=False, arbitrary_types_allowed=True)
@@ -274,6 +275,7 @@ Device = Annotated[str, AfterValidator(_device)]
 RewardSources = Annotated[
     Sequence[Annotated[str, Field(min_length=1)]], Field(min_length=1, description="a run without a trusted source has no rewards")
 ]
+SelectionName = Annotated[str, Field(pattern=NAMED, description="it names a selection, NAME or NAME@VERSION")]
 RewardWaitSeconds = Annotated[float, Field(ge=0, le=2_592_000, description="it is counted from the end of a rollout")]
 FillReward = Annotated[
     float,

@@ -19,6 +19,7 @@ from agl_otel.cli.common import data_dir_option, json_option, print_json, run_as
 from agl_otel.cli.export import ids_of_modes
 from agl_otel.cli.output import counted
 from agl_otel.cli.queue import must_exist, span_of_time
+from agl_otel.cli.selections import Taken, check_one_of, gone_lines, selection_option, taken_selection
 from agl_otel.cli.training_steps import run_id_of
 from agl_otel.errors import DataError
 from agl_otel.stack.sharing import open_store
@@ -46,6 +47,7 @@ EXIT_CODES: Final = {"better": 0, "worse": 3, "cannot_tell": 4}
 @click.option("--since", metavar="TIME", help="Only rollouts that began in this time, as in 7d.")
 @click.option("--run", metavar="RUN", help="Only the rollouts of this run: its id, or its folder.")
 @click.option("--rollout", "rollout_ids", multiple=True, metavar="ID", help="Only these (repeatable).")
+@selection_option
 @click.option("--agent-match", metavar="REGEX", help="The agents that the new policy is for.  [default: all]")
 @click.option("--reward", metavar="NAME", help="The reward dimension that is the score.  [default: the primary one]")
 @click.option("--reward-source", "sources", metavar="SOURCE", multiple=True, help="Whose rewards count (repeatable).  [default: all]")
@@ -59,6 +61,7 @@ EXIT_CODES: Final = {"better": 0, "worse": 3, "cannot_tell": 4}
 def backtest(
     policy: str,
     rollout_ids: tuple[str, ...],
+    selection: str | None,
     data_dir: Path | None,
     store: str | None,
     as_json: bool,
@@ -76,6 +79,7 @@ def backtest(
     Exit codes, for CI: 0 better than what was logged, 3 worse, 4 cannot tell.
     """
     setup_logging()
+    check_one_of(selection, rollout=rollout_ids, over=given["modes"], since=given["since"], run=given["run"])
     settings = settings_for(data_dir, store)
     since = 0.0 if given["since"] is None else time.time() - span_of_time(given["since"])
     run_id = None if given["run"] is None else run_id_of(given["run"])
@@ -86,21 +90,23 @@ def backtest(
     disable_progress_bar()
     loaded = load_policy(policy, device=device)
 
-    async def main() -> tuple[Logged, Counter[str], Counter[str]]:
+    async def main() -> tuple[tuple[Logged, Counter[str], Counter[str]], Taken | None]:
         async with open_store(settings) as opened:
-            ids = await must_exist(opened.queue, rollout_ids, opened.reader)
+            taken = await taken_selection(opened, selection) if selection is not None else None
+            ids = taken.ids if taken is not None else await must_exist(opened.queue, rollout_ids, opened.reader)
             if not ids:
                 ids, _ = await ids_of_modes(opened.queue, given["modes"], run_id, since=since)
-            return await _read(opened, ids, loaded, given)
+            return await _read(opened, ids, loaded, given), taken
 
-    logged, left_out, differing = run_async(main)
+    (logged, left_out, differing), taken = run_async(main)
+    selected = {} if taken is None else {"selection": taken.report()}
     if len(logged.task) < 2:
         raise DataError(f"{len(logged.task)} attempts count, and an estimate needs two. {'; '.join(_left_out(left_out, differing))}")
     found = estimate(logged, clip=clip, seed=seed)
     if as_json:
-        print_json({**asdict(found), "verdict": found.verdict, "left_out": dict(left_out), "differing": dict(differing)})
+        print_json({**asdict(found), "verdict": found.verdict, "left_out": dict(left_out), "differing": dict(differing), **selected})
     else:
-        click.echo("\n".join([*_lines(found), *_left_out(left_out, differing)]))
+        click.echo("\n".join([*_lines(found), *(gone_lines(taken.report()) if taken else []), *_left_out(left_out, differing)]))
     if code := EXIT_CODES[found.verdict]:
         raise SystemExit(code)
 

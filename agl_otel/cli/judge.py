@@ -18,6 +18,7 @@ from agl_otel.adapters.reviews import calibration
 from agl_otel.cli.common import data_dir_option, json_option, print_json, run_async, settings_for, setup_logging, store_option
 from agl_otel.cli.output import counted, open_console, table_of
 from agl_otel.cli.queue import must_exist, span_of_time
+from agl_otel.cli.selections import check_one_of, gone_lines, selection_option, taken_selection
 from agl_otel.errors import UsageError
 from agl_otel.jobs.judge import REFUSALS, Chosen, Judge, Outcome, Pending
 from agl_otel.jobs.judge_model import Access, Bounds, JudgeModel, Price, Spend
@@ -56,10 +57,11 @@ class _Price(click.ParamType[Price]):
 @click.option("--endpoint", metavar="URL", help="Its server, with OpenAI's API.  [default: OPENAI_BASE_URL, else OpenAI's]")
 @click.option("--key-env", default="OPENAI_API_KEY", show_default=True, metavar="NAME", help="The environment variable with the key.")
 @click.option("--rollout", "rollout_ids", multiple=True, metavar="ID", help="Only these (repeatable), also trials.  [default: all]")
+@selection_option
 @click.option("--run", metavar="RUN", help="Only the rollouts of this run.")
 @click.option("--mode", "modes", multiple=True, type=click.Choice(get_args(RolloutMode)), help="Only these modes (repeatable).")
 @click.option("--since", metavar="SPAN", help="Only what ended at most so long ago: 12h, 7d, 2w.")
-@click.option("--limit", type=Whole(1), help="At most so many attempts, the latest first.")
+@click.option("--limit", type=Whole(1), help="At most so many attempts, the latest first, of a selection in its order.")
 @click.option("--max-calls", type=Whole(1), help="At most so many requests to the model.")
 @click.option("--max-tokens", type=Whole(1), help="At most so many tokens, of prompts and answers.")
 @click.option("--max-cost", type=Finite(0, min_open=True), metavar="USD", help="At most so many US dollars, by --price.")
@@ -77,6 +79,7 @@ def judge(
     rubric: str,
     model: str,
     rollout_ids: tuple[str, ...],
+    selection: str | None,
     run: str | None,
     modes: tuple[RolloutMode, ...],
     since: str | None,
@@ -105,6 +108,7 @@ def judge(
         raise UsageError("--max-cost needs --price PROMPT/ANSWER: what a million tokens of this model cost")
     if dry_run and calibrate:
         raise UsageError("--dry-run and --calibrate do not go together")
+    check_one_of(selection, rollout=rollout_ids, run=run, mode=modes, since=since)
     chosen = Chosen(rollout_ids=rollout_ids, modes=modes, run=run, since=None if since is None else time.time() - span_of_time(since))
     access = _access(model, given)
     settings = settings_for(data_dir, store)
@@ -115,8 +119,11 @@ def judge(
                 _show_calibration(await _calibration(opened, rubric, JUDGE + model), as_json=as_json)
                 return
             await must_exist(opened.queue, rollout_ids, opened.reader)
+            taken = await taken_selection(opened, selection) if selection is not None else None
+            for line in gone_lines(taken.report()) if taken is not None else ():
+                click.echo(line, err=True)
             judging = Judge(opened, await opened.rubric(rubric), model)
-            pending = await judging.pending(chosen, retry_refused=retry_refused)
+            pending = await judging.pending(chosen if taken is None else Chosen(rollout_ids=taken.ids), retry_refused=retry_refused)
             if dry_run:
                 await _show_estimate(judging, pending, access, price, limit=limit, as_json=as_json)
                 return
@@ -124,7 +131,7 @@ def judge(
             spend = Spend(bounds, price)
             async with JudgeModel(access, spend) as asked:
                 outcome = await judging.run(pending.attempts, asked, limit=limit, at_once=given["at_once"])
-            report = _report(judging, pending, outcome, spend)
+            report = _report(judging, pending, outcome, spend) | ({} if taken is None else {"selection": taken.report()})
             print_json(report) if as_json else click.echo("\n".join(_lines(report, outcome)))
             if outcome.error is not None:
                 raise outcome.error

@@ -56,9 +56,9 @@ def needs(job: Job) -> list[Need]:
 
 def _rollouts_warnings(options: Mapping[str, Any]) -> list[str]:
     """Return a warning for each option that does not fit the number of a step's rollouts."""
-    if (mode := options.get("offline_mode")) is not None:
+    if offline := next((name for name in ("offline_mode", "selection") if options.get(name) is not None), None):
         unused = [name for name in ("prompts_per_step", "group_size", "step_timeout_seconds") if name in options]
-        return [f'{", ".join(unused)} without effect: offline_mode = "{mode}" takes the rollouts that there are'] if unused else []
+        return [f'{", ".join(unused)} without effect: {offline} = "{options[offline]}" takes the rollouts that there are'] if unused else []
     found: list[str] = []
     prompts, staleness = options.get("prompts_per_step", Rollouts.prompts_per_step), options.get("max_staleness", Rollouts.max_staleness)
     if (groups := options.get("groups_in_flight") or 0) > (most := prompts * (staleness + 1)):

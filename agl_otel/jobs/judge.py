@@ -40,7 +40,7 @@ class Chosen:
     """Which attempts are to be judged: the latest of each rollout that has ended, trials only by their ids."""
 
     rollout_ids: Sequence[str] = ()
-    """Empty: all."""
+    """They are judged in this order; empty: all, the latest first."""
     modes: Sequence[RolloutMode] = ()
     run: str | None = None
     since: float | None = None
@@ -57,7 +57,7 @@ class Target(NamedTuple):
 
 
 class Pending(NamedTuple):
-    """Attempts to judge, the latest first."""
+    """Attempts to judge, in the order of Chosen.rollout_ids."""
 
     attempts: list[Target]
     known: int
@@ -121,7 +121,7 @@ class Judge:
         found, known = list[Target](), 0
         kinds = ("judge",) if retry_refused else ("judge", "refused")
         listed = {each.rollout_id: each async for each in _ended(self._store, chosen)}
-        rollouts = list(listed.values())
+        rollouts = [listed[each] for each in dict.fromkeys(chosen.rollout_ids) if each in listed] or list(listed.values())
         for start in range(0, len(rollouts), LISTED):
             page = rollouts[start : start + LISTED]
             ids = [self._id(each, kind) for each in page for kind in kinds]

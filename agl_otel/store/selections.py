@@ -15,7 +15,7 @@ from agl_otel.adapters.batches import digest_of, gone, lines_of, rows_in
 from agl_otel.errors import DataError, NotFoundError, UsageError
 from agl_otel.store.resources import Resources
 from agl_otel.types import AttemptedRollout, PromptTemplate, ResourcesUpdate, Rollout
-from agl_otel.types.selections import Gone, Selected, Selection
+from agl_otel.types.selections import NAMED, Gone, Selected, Selection
 
 PREFIX: Final = "selection-"
 """How the ids of their sets begin."""
@@ -24,7 +24,6 @@ MOST: Final = 100_000
 ASKED: Final = 10_000  # rollouts in one query of the queue
 _ROWS, _MADE, _DIGEST = "rows", "made", "digest"
 _NAME: Final = re.compile(r"[A-Za-z0-9._-]{1,100}")
-_NAMED: Final = re.compile(r"(?P<name>[A-Za-z0-9._-]{1,100})(?:@(?P<version>[1-9]\d{0,8}))?")
 
 
 class Selections(Resources):
@@ -32,13 +31,12 @@ class Selections(Resources):
 
     async def selection(self, named: str) -> Selection:
         """Return a selection by NAME, its current version, or NAME@VERSION. Raises NotFoundError, DataError for a damaged one."""
-        found = _NAMED.fullmatch(named)
-        if found is None:
+        if not re.match(NAMED, named):
             raise UsageError(f"{named[:120]!r} names no selection: write NAME, or NAME@VERSION")
-        version = int(found["version"]) if found["version"] else None
-        given = await (await self._queue()).get_resources(PREFIX + found["name"], version=version)
+        name, _, version = named.partition("@")
+        given = await (await self._queue()).get_resources(PREFIX + name, version=int(version) if version else None)
         if given is None:
-            raise NotFoundError(f"there is no selection {named!r}: `agl-otel select {found['name']}` makes one, without options of all")
+            raise NotFoundError(f"there is no selection {named!r}: `agl-otel select {name} --all` makes one of all attempts")
         return _selection_of(given)
 
     async def put_selection(self, name: str, rows: Sequence[Selected], made: Mapping[str, Any]) -> Selection:

@@ -2,11 +2,14 @@
 
 from __future__ import annotations
 
-from typing import Any, Literal, NamedTuple
+from typing import Any, Final, Literal, NamedTuple
 
 from pydantic import Field
 
 from agl_otel.types.model import Model
+
+NAMED: Final = r"^[A-Za-z0-9._-]{1,100}(@[1-9][0-9]{0,8})?$"
+"""A selection as it is named: NAME, its current version, or NAME@VERSION."""
 
 
 class Selected(Model):

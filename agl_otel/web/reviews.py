@@ -10,12 +10,14 @@ from aiohttp import web
 from pydantic import Field
 
 from agl_otel.adapters.reviews import agreement, disagreements, last_verdicts, shuffled
+from agl_otel.errors import UsageError
 from agl_otel.queue.lifecycle import FINISHED
 from agl_otel.store import Store
 from agl_otel.traces.reviews import read_mean_logprobs, read_reviews
 from agl_otel.types import TAKEN_VERDICTS, AttemptedRollout, Model
 from agl_otel.types.columns import AttemptKey
 from agl_otel.types.reviews import Agreement, Review, Rubric
+from agl_otel.types.selections import Selected
 from agl_otel.web.routes import Route, Strict, body_of, params_of
 
 SEARCHED: Final = 5_000
@@ -49,7 +51,7 @@ class ReviewQueue(Model):
     searched: int
     """Number of rollouts that were searched."""
     ended: int
-    """Number of rollouts that have ended, of the run."""
+    """Number of rollouts that have ended, of the run, or of attempts of the selection."""
 
 
 class Reviewer(Model):
@@ -69,13 +71,16 @@ class Agreements(Model):
 
 
 class _Queue(Strict):
-    rule: Literal["random", "disagreeing", "low_logprob", "refused"] = "random"
-    """`disagreeing`: sources of feedback differ under one rubric, the widest first. `low_logprob`: the lowest mean log-prob first.
-    `refused`: failed, or with a verdict that training does not take, the latest first."""
+    rule: Literal["random", "selected", "disagreeing", "low_logprob", "refused"] = "random"
+    """`selected`: in the order of the selection, with what failed or what it is worth. `disagreeing`: sources of feedback differ under one
+    rubric, the widest first. `low_logprob`: the lowest mean log-prob first. `refused`: failed, or with a verdict that training does not
+    take, the latest first."""
     reviewer: _Named
     rubric: _Named
     """As feedback names it (`tone@2`)."""
     run: str | None = None
+    selection: str | None = None
+    """Only the attempts of this selection, NAME or NAME@VERSION, instead of those that were enqueued last."""
     seed: str = Field(default="", max_length=100)
     """Of `random`: the same seed is the same order for all reviewers."""
     limit: int = Field(default=QUEUED, ge=0, le=SEARCHED)
@@ -98,6 +103,8 @@ class _Ended(NamedTuple):
 
     rollouts: Mapping[AttemptKey, AttemptedRollout]
     reviews: Sequence[Review]
+    selected: Sequence[Selected]
+    """The rows of the selection, if one was asked for."""
 
     @property
     def ids(self) -> list[str]:
@@ -106,6 +113,10 @@ class _Ended(NamedTuple):
 
 async def _random(_: Store, ended: _Ended, seed: str) -> dict[AttemptKey, str]:
     return dict.fromkeys(shuffled(ended.rollouts, seed), "")
+
+
+async def _selected(_: Store, ended: _Ended, __: str) -> dict[AttemptKey, str]:
+    return {row.key: row.cluster or ("" if row.value is None else f"value {row.value:.3g}") for row in ended.selected}
 
 
 async def _disagreeing(_: Store, ended: _Ended, __: str) -> dict[AttemptKey, str]:
@@ -132,6 +143,7 @@ async def _refused(store: Store, ended: _Ended, _: str) -> dict[AttemptKey, str]
 
 RULES: Final[dict[str, Callable[[Store, _Ended, str], Awaitable[dict[AttemptKey, str]]]]] = {
     "random": _random,
+    "selected": _selected,
     "disagreeing": _disagreeing,
     "low_logprob": _low_logprob,
     "refused": _refused,
@@ -142,11 +154,19 @@ RULES: Final[dict[str, Callable[[Store, _Ended, str], Awaitable[dict[AttemptKey,
 async def _queue(store: Store, request: web.Request) -> Any:
     params = await params_of(request, _Queue)
     await store.open()
-    found = await store.queue.query_rollouts(status_in=sorted(FINISHED), run=params.run or None, sort_order="desc", limit=SEARCHED)
+    selection = await store.selection(params.selection) if params.selection else None
+    if selection is None and params.rule == "selected":
+        raise UsageError("the rule `selected` is of a selection: name one (selection=NAME)")
+    named = selection.rollout_ids[:SEARCHED] if selection is not None else None
+    found = await store.queue.query_rollouts(
+        status_in=sorted(FINISHED), rollout_id_in=named, run=params.run or None, sort_order="desc", limit=SEARCHED
+    )
     rollouts = {(each.rollout_id, each.attempt.attempt_id): each for each in found if isinstance(each, AttemptedRollout)}
+    rows = selection.rows if selection is not None else []
+    rollouts = {key: rollouts[key] for key in {row.key for row in rows} & rollouts.keys()} if selection is not None else rollouts
     ids = [rollout_id for rollout_id, _ in rollouts]
     reviews = await read_reviews(store.reader, rollouts=ids, limit=READ_REVIEWS) if ids else []
-    chosen = await RULES[params.rule](store, _Ended(rollouts, reviews), params.seed) if ids else {}
+    chosen = await RULES[params.rule](store, _Ended(rollouts, reviews, rows), params.seed) if ids else {}
     done = {(each.rollout_id, each.attempt_id) for each in reviews if (each.source, each.rubric) == (params.reviewer, params.rubric)}
     left = [
         QueuedReview(rollout_id=key[0], attempt_id=key[1], why=why) for key, why in chosen.items() if key in rollouts and key not in done
@@ -156,7 +176,7 @@ async def _queue(store: Store, request: web.Request) -> Any:
         total=len(left),
         reviewed=sum(key in rollouts for key in done & chosen.keys()),
         searched=len(found),
-        ended=found.total,
+        ended=len(rows) if selection is not None else found.total,
     )
 
 

@@ -37,8 +37,9 @@ from agl_otel.algorithms.grpo.policy import checkpoint_activations, load_policy,
 from agl_otel.algorithms.grpo.progress import Progress
 from agl_otel.algorithms.grpo.push import Pushes, dtype_of_model, place_for_weights, weights_to_serve
 from agl_otel.algorithms.grpo.report import StepReport
-from agl_otel.algorithms.grpo.serving import RolloutStore, Serving, offline_rollouts
+from agl_otel.algorithms.grpo.serving import RolloutStore, Serving
 from agl_otel.algorithms.hub import model_folder, origin_of
+from agl_otel.algorithms.offline import Offline
 from agl_otel.algorithms.report import NOT_FINITE_STEPS, Clock, singleton_warning, without_samples
 from agl_otel.algorithms.run_folder import WEIGHTS, RunFolder, folder_of, only_writer, open_run, run_fingerprint
 from agl_otel.algorithms.run_log import open_log, training_step
@@ -73,7 +74,8 @@ class GRPO(GRPOOptions, Algorithm):
         self.reports: list[StepReport] = []
         self._shuffle = random.Random(f"{self.schedule.seed}/shuffle")
         self._run: RunFolder | None = None
-        self._offline: list[Group] = []
+        self._offline: Offline | None = None
+        self._found: list[Group] = []
         self._rule = credit_rule(self.advantages, self.credit_function, scaled=self.objective.scale_advantages)
 
     @property
@@ -136,7 +138,7 @@ class GRPO(GRPOOptions, Algorithm):
             DataError: a step had nothing to train on, NOT_FINITE_STEPS steps were not finite, or the last checkpoint is damaged.
             ModelServerError: the model server can only be sampled, refused the weights, or does not sample with them (probe_tolerance).
         """
-        if not tasks and self.rollouts.offline_mode is None:
+        if not tasks and not self.rollouts.is_offline:
             raise UsageError("GRPO needs at least one task to train on")
         order = TaskOrder(len(tasks), random.Random(self.schedule.seed))
         self.model_dir = await asyncio.to_thread(model_folder, self.model_dir, run=folder_of(self.run_dir))
@@ -165,6 +167,7 @@ class GRPO(GRPOOptions, Algorithm):
                     bridge=self.sampling.bridge,
                     strict_tools=self.sampling.strict_tools,
                 )
+                self._offline = await Offline.open(store, self.rollouts.offline_mode, self.rollouts.selection, self._run)
                 await self._serving.begin(self._run)
                 await self._in_worker(self._load)
                 own = self._run is not None and weights_dir == self._run.folder.absolute() / WEIGHTS
@@ -213,7 +216,7 @@ class GRPO(GRPOOptions, Algorithm):
             groups = [*groups, *new]
             check_disk(_finished(new))
             takes.append(as_take(new))
-            if self.rollouts.offline_mode is None:
+            if not self.rollouts.is_offline:
                 await self._serving.check_server()
             clock.lap("rollout")
             found = await store.traces(_finished(new), tree=self._rule is not None)
@@ -229,9 +232,9 @@ class GRPO(GRPOOptions, Algorithm):
             groups = read.informative
 
     async def _next_groups(self, store: RolloutStore, count: int, tasks: Iterator[Any]) -> list[Group]:
-        """Enqueue missing groups and take `count`; with `offline_mode`, return those that `_has_more` found."""
-        if self.rollouts.offline_mode is not None:
-            return self._offline
+        """Enqueue missing groups and take `count`; of offline rollouts, return those that `_has_more` found."""
+        if self.rollouts.is_offline:
+            return self._found
         new = count if self.rollouts.groups_in_flight is None else max(0, self.rollouts.groups_in_flight - len(self._in_flight.groups))
         first = self._in_flight.count
         await self._in_flight.enqueue([self._requests(next(tasks), place, first + place) for place in range(new)], step=self._number)
@@ -240,14 +243,14 @@ class GRPO(GRPOOptions, Algorithm):
         return await self._in_flight.take(count, step=self._number, oldest_step=oldest, timeout_seconds=self.rollouts.step_timeout_seconds)
 
     async def _has_more(self, store: RolloutStore) -> bool:
-        """Return whether there is more to train on: with `offline_mode`, rollouts of no step yet, of tasks that wait for no reward."""
-        if self.rollouts.offline_mode is None:
+        """Return whether there is more to train on: of offline ones, rollouts of no step yet, of tasks that wait for no reward."""
+        if self._offline is None:
             return True
         taken = {rollout_id for report in self.reports for rollout_id in report.rollout_ids}
         wait = self._reward_wait(store)
-        while found := await offline_rollouts(store, self.rollouts.offline_mode, taken):
+        while found := await self._offline.rollouts(taken):
             if ready := await wait.ready(found) if wait is not None else found:
-                self._offline = group_rollouts(ready, first=self._in_flight.count, step=self._number)
+                self._found = group_rollouts(ready, first=self._in_flight.count, step=self._number)
                 return True
             await asyncio.sleep(REWARD_SECONDS)
         return False
@@ -297,7 +300,7 @@ class GRPO(GRPOOptions, Algorithm):
 
         These were replaced before the rollout was enqueued, or are not the run's: the server did not load what it was given.
         """
-        if self.rollouts.offline_mode is not None:
+        if self.rollouts.is_offline:
             return batch
         first = {rollout_id: self._version_at(group.step) for group in groups for rollout_id in group.rollout_ids}
         last = self._serving.published.version
@@ -355,7 +358,7 @@ class GRPO(GRPOOptions, Algorithm):
             _logger.warning("step %d changes no weights: the rewards are equal in each of its groups", self._number)
             return NO_UPDATE
         temperatures = token_temperatures(read.traces.calls, batch.rows, default=self.sampling.temperature)
-        current = np.array([version in ("", read.sampled_by) and self.rollouts.offline_mode is None for version in batch.model_version])
+        current = np.array([version in ("", read.sampled_by) and not self.rollouts.is_offline for version in batch.model_version])
         async with self._serving.asleep(partial(self._in_worker, release_memory)):
             update: Update = await self._in_worker(
                 partial(
@@ -457,7 +460,7 @@ class GRPO(GRPOOptions, Algorithm):
             return "the target score is reached"
         if len(self.reports) >= self.schedule.max_steps:
             return "max_steps are done"
-        return f"there are no new rollouts of mode {self.rollouts.offline_mode}"
+        return f"there are no new rollouts {self._offline}"
 
     def _reached_target(self) -> bool:
         target, window = self.schedule.target_score, self.schedule.score_window
@@ -476,7 +479,7 @@ class GRPO(GRPOOptions, Algorithm):
             read.clock,
             temperature=self.sampling.temperature,
             earlier=self.reports,
-            asked=self.rollouts.offline_mode is None,
+            asked=not self.rollouts.is_offline,
             tokens=update.tokens,
             loss=update.loss,
             gradient_norm=update.gradient_norm,

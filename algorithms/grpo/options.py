@@ -19,6 +19,7 @@ from pydantic import AfterValidator, Field
 from agl_otel.algorithms.grpo.optimizers import OptimizerName, require_optimizer
 from agl_otel.algorithms.grpo.report import StepReport
 from agl_otel.algorithms.metric_sinks import check_metrics
+from agl_otel.algorithms.offline import check_offline
 from agl_otel.algorithms.options import (
     AgentMatch,
     Clip,
@@ -36,6 +37,7 @@ from agl_otel.algorithms.options import (
     RewardWaitSeconds,
     SamplingTemperature,
     Seed,
+    SelectionName,
     StepTimeout,
     TargetScore,
     Threads,
@@ -112,6 +114,9 @@ class Rollouts:
     """Train on offline rollouts, which this run did not enqueue: a step takes all of this mode that have succeeded since the last one, and
     the run ends when there are no new ones. Equal tasks form a group; tasks with a single rollout form one group together. The weights
     that sampled them are unknown: importance_cap bounds the effect."""
+    selection: SelectionName | None = None
+    """Train on the attempts of this selection (docs/selection.md), NAME or NAME@VERSION, instead: those that have succeeded, each once. A
+    resumed run goes on with the version that it was begun with."""
     agent_match: AgentMatch | None = None
     """Train only on the calls of agents whose name matches this regular expression."""
     fill_reward: FillReward | None = None
@@ -136,8 +141,19 @@ class Rollouts:
                 f"max_staleness = {self.max_staleness} has no effect without groups_in_flight, because every step waits for its own "
                 "groups: give groups_in_flight, or leave it out"
             )
-        if self.offline_mode is not None and (self.groups_in_flight is not None or self.resample_rounds):
-            raise UsageError(f'offline_mode = "{self.offline_mode}" enqueues nothing: leave out groups_in_flight and resample_rounds')
+        check_offline(self.offline_mode, self.selection)
+        if self.is_offline and (self.groups_in_flight is not None or self.resample_rounds):
+            raise UsageError(f"{self.offline} enqueues nothing: leave out groups_in_flight and resample_rounds")
+
+    @property
+    def is_offline(self) -> bool:
+        """Whether it enqueues nothing, and trains on rollouts that there are."""
+        return self.offline_mode is not None or self.selection is not None
+
+    @property
+    def offline(self) -> str:
+        """The option that says what the offline rollouts are, as it is written in a job."""
+        return f'offline_mode = "{self.offline_mode}"' if self.selection is None else f'selection = "{self.selection}"'
 
 
 @checked

@@ -16,11 +16,12 @@ from typing import Any, Final, Protocol
 import aiohttp
 
 from agl_otel.algorithms.grpo.groups import GroupStore
+from agl_otel.algorithms.offline import OfflineStore
 from agl_otel.algorithms.run_folder import RunFolder
 from agl_otel.algorithms.run_log import StepStore
 from agl_otel.errors import ModelServerError, UsageError
 from agl_otel.text import error_text
-from agl_otel.types import LLM, AttemptedRollout, NamedResources, ResourcesUpdate, Rollout, RolloutMode, RolloutQuery, is_trial
+from agl_otel.types import LLM, AttemptedRollout, NamedResources, ResourcesUpdate, Rollout
 from agl_otel.types.columns import Traces
 from agl_otel.types.resources import Bridging, StrictTools
 
@@ -32,7 +33,7 @@ PROBE_SECONDS: Final = 60.0
 SLEEP_SECONDS: Final = 600.0  # it waits for the calls in flight, and copies the weights
 
 
-class RolloutStore(GroupStore, StepStore, Protocol):
+class RolloutStore(GroupStore, StepStore, OfflineStore, Protocol):
     """The part of `agl_otel.store.Store` that algorithms use to train weights."""
 
     async def publish(self, resources: NamedResources, *, resources_id: str | None = None, aside: bool = False) -> ResourcesUpdate:
@@ -47,19 +48,9 @@ class RolloutStore(GroupStore, StepStore, Protocol):
         """Return those of the rollouts that have a reward of one of these sources; None: of any."""
         ...
 
-    async def rollouts(self, query: RolloutQuery) -> Sequence[Rollout | AttemptedRollout]:
-        """Return the rollouts that match, with their latest attempts."""
-        ...
-
     async def resources(self, resources_id: str | None = None) -> ResourcesUpdate | None:
         """Return the current version of a set; None where there is none."""
         ...
-
-
-async def offline_rollouts(store: RolloutStore, mode: RolloutMode, taken: Collection[str]) -> list[Rollout | AttemptedRollout]:
-    """Return the succeeded rollouts of this mode, without trials, whose ids are not in `taken`."""
-    ended = await store.rollouts(RolloutQuery(status_in=["succeeded"]))
-    return [rollout for rollout in ended if rollout.mode == mode and rollout.rollout_id not in taken and not is_trial(rollout)]
 
 
 @dataclass(frozen=True)

@@ -34,9 +34,10 @@ from agl_otel.algorithms.base import Algorithm
 from agl_otel.algorithms.grpo.groups import REWARD_SECONDS, RewardWait, TaskOrder, cancel_all, requeue_failed
 from agl_otel.algorithms.grpo.learner import Learner
 from agl_otel.algorithms.grpo.policy import WEIGHTS_FILE, load_policy, load_weights, save_weights
-from agl_otel.algorithms.grpo.serving import RolloutStore, Serving, offline_rollouts
+from agl_otel.algorithms.grpo.serving import RolloutStore, Serving
 from agl_otel.algorithms.hub import model_folder, origin_of
 from agl_otel.algorithms.model_files import keep_small_files
+from agl_otel.algorithms.offline import Offline
 from agl_otel.algorithms.report import Clock, mean_reward, without_samples
 from agl_otel.algorithms.run_folder import (
     WEIGHTS,
@@ -62,7 +63,6 @@ from agl_otel.types import (
     Dataset,
     EnqueueRolloutRequest,
     Rollout,
-    RolloutMode,
     TrainingStep,
 )
 from agl_otel.types.columns import AttemptKey, Ragged, Traces
@@ -88,6 +88,7 @@ class SFT(SFTOptions, Algorithm):
         super().__post_init__()
         self.reports: list[RoundReport] = []
         self._run: RunFolder | None = None
+        self._offline: Offline | None = None
 
     @property
     def sampling_parameters(self) -> dict[str, Any]:
@@ -125,7 +126,7 @@ class SFT(SFTOptions, Algorithm):
             ModelServerError: the model server refused the weights, or does not sample with them (probe_tolerance).
             UnavailableError: the training process failed; the message has the end of its log.
         """
-        if not tasks and self.offline_mode is None:
+        if not tasks and not self.is_offline:
             raise UsageError("SFT needs at least one task to train on")
         order = TaskOrder(len(tasks), random.Random(self.seed))
         self.model_dir = await asyncio.to_thread(model_folder, self.model_dir, run=folder_of(self.run_dir))
@@ -142,6 +143,7 @@ class SFT(SFTOptions, Algorithm):
                 self._log = await opened.enter_async_context(open_log(store, "sft", self._run, self.metrics))
                 server, sampling = self.model_server_url, self.sampling_parameters
                 self._serving = Serving(store, session, url=server, sampling=sampling, run_id=self._log.run_id)
+                self._offline = await Offline.open(store, self.offline_mode, self.selection, self._run)
                 await self._serving.begin(self._run)
                 await self._begin(order)
                 await self._validate()
@@ -179,7 +181,7 @@ class SFT(SFTOptions, Algorithm):
             await asyncio.to_thread(keep_small_files, Path(self.model_dir), self._run.folder)
             await asyncio.to_thread(_forget_weights_beyond, self._run.folder, len(rows))
         self.reports += [RoundReport.of_row(row) for row in rows]
-        for _ in range(len(rows) * self.prompts_per_step if self.offline_mode is None else 0):
+        for _ in range(len(rows) * self.prompts_per_step if self._offline is None else 0):
             next(order)
         self._first = self._weights = await asyncio.to_thread(self._save_initial)
         if rows:
@@ -195,18 +197,18 @@ class SFT(SFTOptions, Algorithm):
     async def step(self, store: RolloutStore, tasks: Iterator[Any]) -> RoundReport:
         """The loop: enqueue, wait, choose, train, publish."""
         clock = Clock()
-        if self.offline_mode is None:
+        if self._offline is None:
             ids, finished = await self._roll_out(store, list(islice(tasks, self.prompts_per_step)))
             check_disk(finished)
             await self._serving.check_server()
         else:
-            ids, finished = await self._take_offline(store, self.offline_mode)
+            ids, finished = await self._take_offline(store, self._offline)
         clock.lap("rollout")
         traces = (await store.traces(finished, tree=self.credit == "to_go")).trusting(self.reward_sources)
         batch = to_trajectories(traces, fill_reward=self.fill_reward, agent_match=self.agent_match, by_call=self.by_call)
         batch = readable(batch, **self._limits)
         batch.refused.update({"not_finished": len(ids) - len(finished)} if len(finished) < len(ids) else {})
-        chosen = self._select(traces, batch) if finished or self.offline_mode is None else batch
+        chosen = self._select(traces, batch) if finished or self._offline is None else batch
         clock.lap("read")
         version = str(self._serving.published.version)
         rows = self._rows(traces, chosen)
@@ -218,9 +220,9 @@ class SFT(SFTOptions, Algorithm):
         versions = version, str(self._serving.published.version)
         return RoundReport.of(
             self._number, versions, self._groups(ids), traces, batch, chosen, clock,
-            temperature=self.temperature if self.offline_mode is None else None,
+            temperature=self.temperature if self._offline is None else None,
             earlier=self.reports,
-            asked=self.offline_mode is None,
+            asked=self._offline is None,
             kept=len(set(chosen.rollout_id)),
             kept_reward_mean=mean_reward(chosen),
             tokens=trained.tokens,
@@ -271,14 +273,14 @@ class SFT(SFTOptions, Algorithm):
 
     def _groups(self, ids: Sequence[str]) -> list[Sequence[str]]:
         """Return the ids of a round by task; offline rollouts are one group."""
-        size = self.group_size if self.offline_mode is None else max(1, len(ids))
+        size = self.group_size if self._offline is None else max(1, len(ids))
         return [ids[start : start + size] for start in range(0, len(ids), size)]
 
-    async def _take_offline(self, store: RolloutStore, mode: RolloutMode) -> tuple[list[str], list[Rollout | AttemptedRollout]]:
-        """Return the offline rollouts of this mode that no round has taken, and that wait for no reward: their ids, and the rollouts."""
+    async def _take_offline(self, store: RolloutStore, offline: Offline) -> tuple[list[str], list[Rollout | AttemptedRollout]]:
+        """Return the offline rollouts that no round has taken, and that wait for no reward: their ids, and the rollouts."""
         taken = {rollout_id for report in self.reports for rollout_id in report.rollout_ids}
         wait = self._reward_wait(store)
-        while found := await offline_rollouts(store, mode, taken):
+        while found := await offline.rollouts(taken):
             if ready := await wait.ready(found) if wait is not None else found:
                 return [rollout.rollout_id for rollout in ready], ready
             await asyncio.sleep(REWARD_SECONDS)
@@ -348,7 +350,7 @@ class SFT(SFTOptions, Algorithm):
         return Spec(
             model_dir=str(Path(self.model_dir).absolute()),
             weights=str(begun_with),
-            temperature=self.temperature if self.offline_mode is None and begun_with == self._weights else None,
+            temperature=self.temperature if self._offline is None and begun_with == self._weights else None,
             out=str(self._folder / "weights" / str(self._number)),
             seed=self.seed + self._number,
             **{name: getattr(self, name) for name in _OF_SPEC},
@@ -380,7 +382,7 @@ class SFT(SFTOptions, Algorithm):
         """Why `train` ended."""
         if self._reached_target():
             return "the target score is reached"
-        return "max_steps are done" if len(self.reports) >= self.max_steps else f"there are no new rollouts of mode {self.offline_mode}"
+        return "max_steps are done" if len(self.reports) >= self.max_steps else f"there are no new rollouts {self._offline}"
 
     def _reached_target(self) -> bool:
         return self.target_score is not None and bool(self.reports) and self.reports[-1].reward_mean >= self.target_score

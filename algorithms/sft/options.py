@@ -14,6 +14,7 @@ from pydantic import Field
 
 from agl_otel.algorithms.grpo.optimizers import OptimizerName, require_optimizer
 from agl_otel.algorithms.metric_sinks import check_metrics
+from agl_otel.algorithms.offline import check_offline
 from agl_otel.algorithms.options import (
     AgentMatch,
     Device,
@@ -27,6 +28,7 @@ from agl_otel.algorithms.options import (
     RewardSources,
     RewardWaitSeconds,
     Seed,
+    SelectionName,
     StepTimeout,
     TargetScore,
     Temperature,
@@ -127,6 +129,9 @@ class SFTOptions:
     """Train on offline rollouts, which this run did not enqueue: all of this mode that have succeeded, each once. `production` are those
     adopted from a product's traces. A round takes those that ended since the last one; the run ends when there are no new ones. Tasks are
     not used, and nothing is enqueued."""
+    selection: SelectionName | None = None
+    """Train on the attempts of this selection (docs/selection.md), NAME or NAME@VERSION, instead: those that have succeeded, each once. A
+    resumed run goes on with the version that it was begun with."""
     run_dir: str | Path | RunFolder | None = None
     """Folder of the run: rounds (rows, specs, logs), weights, a line for each round. An existing run is resumed after its last complete
     round, and no rollout is run twice. None: `sft` in `model_dir`, and the run cannot be resumed."""
@@ -136,19 +141,25 @@ class SFTOptions:
 
     def __post_init__(self) -> None:
         require_optimizer(self.optimizer, self.device)
+        check_offline(self.offline_mode, self.selection)
         check_rollouts(self.prompts_per_step, self.group_size)
         if (self.top_fraction, self.min_reward, self.best_of_group) == (None, None, None):
             raise UsageError("SFT would train on all that its own model wrote: give top_fraction, min_reward or best_of_group")
-        if self.offline_mode is None and self.best_of_group is not None and self.best_of_group > self.group_size:
+        if not self.is_offline and self.best_of_group is not None and self.best_of_group > self.group_size:
             raise UsageError(
                 f"best_of_group = {self.best_of_group}: it must be at most group_size ({self.group_size}), the attempts of a task; "
                 "give such a value, or leave it out"
             )
         if self.credit == "final" and self.discount != 1:
             raise UsageError(f'discount = {self.discount}: it is of returns; set credit = "to_go", or leave it out')
-        if self.offline_mode is None and self.temperature == 0 and self.group_size > 1:
+        if not self.is_offline and self.temperature == 0 and self.group_size > 1:
             raise UsageError(
                 f"temperature = 0: it must be greater than 0, because the {self.group_size} replies to a task would be equal (greedy); "
                 "give such a value, or group_size = 1"
             )
         check_metrics(self.metrics)
+
+    @property
+    def is_offline(self) -> bool:
+        """Whether it enqueues nothing, and trains on rollouts that there are."""
+        return self.offline_mode is not None or self.selection is not None

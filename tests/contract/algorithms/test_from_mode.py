@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import json
 from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
@@ -14,11 +15,13 @@ from agl_otel.algorithms.grpo.algorithm import GRPO
 from agl_otel.algorithms.grpo.groups import group_rollouts
 from agl_otel.algorithms.grpo.objective import token_logprobs
 from agl_otel.algorithms.grpo.policy import load_policy, load_weights
+from agl_otel.algorithms.run_folder import with_checksum
 from agl_otel.algorithms.sft.algorithm import SFT
 from agl_otel.errors import UsageError
 from agl_otel.store import LightningStore
-from agl_otel.types import TRIAL, Rollout, RolloutMode
+from agl_otel.types import TRIAL, AttemptedRollout, AttemptStatus, Rollout, RolloutMode, RolloutQuery
 from agl_otel.types.sampling import Contract, all_parameters
+from agl_otel.types.selections import Selected, Selection
 from agl_otel_hook import conventions
 from tests.contract.algorithms.test_bad_input import make_policy, serving
 from tests.contract.store.test_export import reward_of, span_of
@@ -32,7 +35,16 @@ def logprobs(model: Any, response: list[int]) -> list[float]:
     return token_logprobs(logits, torch.tensor(response)).tolist()
 
 
-async def observed(store: LightningStore, model: Any, task: Any, response: list[int], mode: RolloutMode, *, trial: bool = False) -> str:
+async def observed(
+    store: LightningStore,
+    model: Any,
+    task: Any,
+    response: list[int],
+    mode: RolloutMode,
+    *,
+    trial: bool = False,
+    status: AttemptStatus = "succeeded",
+) -> str:
     """Create a finished offline rollout; the response GOOD is rewarded."""
     begun = await store.start_rollout(task, mode=mode, metadata={TRIAL: "run"} if trial else None)
     ids = (begun.rollout_id, begun.attempt.attempt_id)
@@ -46,7 +58,7 @@ async def observed(store: LightningStore, model: Any, task: Any, response: list[
     if mode != "production":  # adopted traces have no contract
         call[conventions.LLM_SAMPLING] = Contract.of({}, all_parameters(1.0, 64)).dumps()
     await store.add_many_spans([span_of(*ids, 1, conventions.SPAN_LLM, call), reward_of(*ids, 2, float(response == GOOD))])
-    await store.update_attempt(*ids, status="succeeded")
+    await store.update_attempt(*ids, status=status)
     return begun.rollout_id
 
 
@@ -140,6 +152,54 @@ async def test_sft_waits_for_the_rewards_that_it_trusts_and_takes_each_rollout_o
     assert [sorted(report.rollout_ids) for report in reports] == [sorted(both) for both in by_task]
     load_weights(model, tmp_path / "run" / "weights" / "2")
     assert sum(logprobs(model, BAD)) > before, "what ann rewarded became likelier"
+
+
+@pytest.mark.parametrize("kind", [pytest.param(GRPO, id="grpo", marks=pytest.mark.full), pytest.param(SFT, id="sft")])
+async def test_a_run_is_trained_on_a_selection_and_resumed_with_the_same_version(
+    kind: type[GRPO | SFT], store: LightningStore, tmp_path: Path, caplog: pytest.LogCaptureFixture
+) -> None:
+    folder = make_policy(tmp_path / "policy", seed=1)
+    model = load_policy(folder).model
+    name = f"trained-{kind.__name__}"
+    observations: list[tuple[list[int], RolloutMode]] = [(GOOD, "train"), (BAD, "val"), (GOOD, "test")]
+    picked = [await observed(store, model, "task", *each) for each in observations]
+    failed = await observed(store, model, "task", GOOD, "train", status="failed")
+    gone = await observed(store, model, "task", BAD, "train")
+    await observed(store, model, "task", BAD, "train")
+
+    async def select(ids: Sequence[str]) -> Selection:
+        found = {each.rollout_id: each for each in await store.rollouts(RolloutQuery(rollout_id_in=list(ids)))}
+        attempts = [each for rollout_id in ids if isinstance(each := found[rollout_id], AttemptedRollout)]
+        rows = [Selected(rollout_id=each.rollout_id, attempt_id=each.attempt.attempt_id) for each in attempts]
+        return await store.put_selection(name, rows, {})
+
+    async def run(**more: Any) -> list[Any]:
+        options: dict[str, Any] = {"selection": name, "run_dir": tmp_path / "run", "max_steps": 3, "metrics": [], **more}
+        async with serving(folder) as url:
+            if kind is GRPO:
+                made = GRPO.from_options(model_dir=folder, model_server_url=url, importance_cap=2.0, updates_per_step=1, **options)
+            else:
+                made = SFT(model_dir=folder, model_server_url=url, min_reward=0.5, top_fraction=None, **options)
+            reports = await made.train(store, [])
+            assert made.stopped_because == f"there are no new rollouts in the selection {name}@1"
+            return reports
+
+    chosen = await select([*picked, failed, gone])
+    await store.queue.delete([gone])
+    (report,) = await run()
+    assert sorted(report.rollout_ids) == sorted(picked), "and of any mode"
+    assert f"1 of 5 attempts of {name}@1 are left out: {gone} (deleted)" in caplog.text
+    assert f"1 of 5 attempts of {name}@1 did not succeed" in caplog.text
+    pinned = json.loads((tmp_path / "run" / "selection.json").read_text())
+    assert (pinned["selection"], pinned["digest"]) == (f"{name}@1", chosen.digest)
+    later = await observed(store, model, "task", GOOD, "train")
+    await select([*picked, later])
+    assert [each.step for each in await run()] == [1], "it is resumed with version 1, which has nothing new"
+    with pytest.raises(UsageError, match=f'selection .*"{name}" in run.json, "{name}@2" now'):
+        await run(selection=f"{name}@2")
+    (tmp_path / "run" / "selection.json").write_text(json.dumps(with_checksum({"selection": f"{name}@2", "digest": chosen.digest})))
+    with pytest.raises(UsageError, match=r"was begun with a selection .* resume it on its own store"):
+        await run()
 
 
 def test_tasks_with_one_rollout_form_one_group() -> None:

@@ -17,8 +17,9 @@ import pytest
 from agl_otel.cli import main
 from agl_otel.spans.rewards import find_final_reward
 from agl_otel.store import LightningStore
-from agl_otel.types import TRIAL
+from agl_otel.types import TRIAL, AttemptedRollout, RolloutQuery
 from agl_otel.types.feedback import StoredEvaluation
+from agl_otel.types.selections import Selected
 from tests.contract.store.test_export import call_of
 from tests.contract.store.test_export_reviews import message
 from tests.model_server import ModelServer, in_a_thread
@@ -123,6 +124,29 @@ def judged(
 ) -> Judged:
     monkeypatch.setenv("OPENAI_API_KEY", KEY)
     return Judged(store, model, capsys, f"r{abs(hash(request.node.nodeid))}")
+
+
+def test_the_attempts_of_a_selection_are_judged_in_its_order(judged: Judged, model: JudgeServer) -> None:
+    judged.add(4)
+    order = [judged.rollouts[number] for number in (1, 3, 0)]
+
+    async def select() -> None:
+        found = {each.rollout_id: each for each in await judged.store.rollouts(RolloutQuery(rollout_id_in=order))}
+        rows = [
+            Selected(rollout_id=each, attempt_id=attempted.attempt.attempt_id)
+            for each in order
+            if isinstance(attempted := found[each], AttemptedRollout)
+        ]
+        await judged.store.put_selection(judged.name, rows, {"options": {}})
+        again = await judged.store.start_attempt(order[-1])
+        await judged.store.update_attempt(order[-1], again.attempt.attempt_id, status="succeeded")
+
+    asyncio.run(select())
+    named = ["--selection", judged.name]
+    report = json.loads(judged.run(*named, "--limit", "9", "--at-once", "1", "--json", of_run=False))
+    assert model.asked_of == [1, 3] and report["judged"] == 2
+    assert report["selection"]["gone"] == {order[-1]: "replaced"}
+    assert "--selection and --run both say" in judged.run(*named, "--limit", "1", code=2)
 
 
 def test_verdicts_are_feedback_of_the_judge_and_are_made_once(judged: Judged, model: JudgeServer) -> None:

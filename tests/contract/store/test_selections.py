@@ -5,6 +5,8 @@ from __future__ import annotations
 import asyncio
 import hashlib
 import json
+from collections.abc import Iterator
+from contextlib import ExitStack
 from pathlib import Path
 from typing import Any
 
@@ -13,7 +15,9 @@ import pytest
 
 from agl_otel.cli import main
 from agl_otel.store import LightningStore
+from agl_otel.store.embedded import EmbeddedStack
 from agl_otel.types import PromptTemplate, RolloutMode, RolloutStatus
+from tests.clickhouse_server import ClickHouseServer
 from tests.contract.store.test_export import call_of, reward_of
 
 
@@ -32,6 +36,18 @@ class Cli:
         captured = self._capsys.readouterr()
         assert ended.value.code == code, captured
         return captured.out or captured.err
+
+
+@pytest.fixture(scope="module", params=["chdb", pytest.param("server", marks=pytest.mark.full)])
+def store(request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFactory) -> Iterator[LightningStore]:
+    """A stack over each engine."""
+    with ExitStack() as opened:
+        settings: dict[str, Any] = {}
+        if request.param == "server":
+            settings["clickhouse_url"] = opened.enter_context(ClickHouseServer(tmp_path_factory.mktemp("server"))).url()
+        made = LightningStore(source=EmbeddedStack(settings=settings))
+        yield made
+        asyncio.run(made.close())
 
 
 @pytest.fixture

@@ -2,11 +2,14 @@
 
 from __future__ import annotations
 
+import asyncio
 import json
 from typing import Any
 
 import pytest
 
+from agl_otel.store import Store
+from agl_otel.types.selections import Selected
 from tests.command import run_command
 from tests.contract.web.conftest import Web
 from tests.contract.web.reviewed import RUBRIC, Made, make, review
@@ -72,6 +75,35 @@ def test_the_queue_of_the_refused_says_why(web: Web, made: list[Made]) -> None:
     found = queue(web, "refused")
     assert ids(found) == [each.rollout_id for each in made[::-1]]
     assert found["items"][0]["why"].startswith("incomplete: ") and "proxy-1" in found["items"][0]["why"]
+
+
+def test_the_queue_of_a_selection_has_its_attempts_in_its_order_and_says_why(web: Web, made: list[Made]) -> None:
+    rows = [
+        {"rollout_id": made[4].rollout_id, "attempt_id": made[4].attempt_id, "cluster": "KeyError: no order"},
+        {"rollout_id": "ro-gone", "attempt_id": "at-gone"},
+        {"rollout_id": made[1].rollout_id, "attempt_id": made[1].attempt_id, "value": 0.25},
+        {"rollout_id": made[2].rollout_id, "attempt_id": "at-of-before"},
+    ]
+
+    async def put() -> None:
+        async with Store(web.url) as store:
+            await store.put_selection("hard", [Selected.model_validate(row) for row in rows], {})
+
+    asyncio.run(put())
+    found = queue(web, "selected", selection="hard")
+    assert [(each["rollout_id"], each["why"]) for each in found["items"]] == [
+        (made[4].rollout_id, "KeyError: no order"),
+        (made[1].rollout_id, "value 0.25"),
+    ]
+    assert (found["total"], found["ended"]) == (2, 4)
+    assert ids(queue(web, "low_logprob", selection="hard@1", run="")) == [made[1].rollout_id, made[4].rollout_id], "another rule, of these"
+    assert queue(web, "selected", selection="hard", run="no such run")["items"] == []
+    for given, status, why in (
+        ({"rule": "selected"}, 400, "name one"),
+        ({"rule": "random", "selection": "nobody"}, 404, "there is no selection"),
+    ):
+        refused = web.rest("GET", "/reviews/queue", {"reviewer": "ann", "rubric": "tone@1", **given})
+        assert refused.status == status and why in refused.json["detail"]
 
 
 def test_agreement_is_of_the_last_labels_of_each_two(web: Web, made: list[Made]) -> None:

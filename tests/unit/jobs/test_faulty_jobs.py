@@ -184,6 +184,10 @@ FAULTS: list[tuple[str, str, str, str]] = [
     ("grpo", "algorithm", "max_staleness = -1", r"max_staleness = -1: it must be at least 0"),
     ("grpo", "algorithm", "step_timeout_seconds = 0", r"step_timeout_seconds = 0: it must be at least 1 .*leave it out for 600"),
     ("grpo", "algorithm", "step_timeout_seconds = nan", r"step_timeout_seconds = NaN: it must be a finite number"),
+    ("grpo", "algorithm", 'selection = "a b"', r'selection = "a b": it must be .*it names a selection'),
+    ("sft", "algorithm", 'selection = "hard@0"', r'selection = "hard@0": it must be'),
+    ("sft", "algorithm", 'selection = "hard"\noffline_mode = "val"', r'offline_mode = "val" and selection = "hard" both say'),
+    ("grpo", "algorithm", 'selection = "hard"\nresample_rounds = 1', r'selection = "hard" enqueues nothing: leave out'),
     ("grpo", "algorithm", 'offline_mode = "prod"', r"offline_mode = \"prod\": it must be .*'production'"),
     (
         "grpo",
@@ -628,6 +632,7 @@ async def test_a_learning_rate_of_0_is_accepted_and_said(tmp_path: Path) -> None
             r"groups_in_flight = 49 is more than prompts_per_step \* \(max_staleness \+ 1\) = 48: some steps take more",
         ),
         ('offline_mode = "production"\ngroup_size = 4', r'group_size without effect: offline_mode = "production" takes'),
+        ('selection = "hard@2"\nprompts_per_step = 4', r'prompts_per_step without effect: selection = "hard@2" takes'),
     ],
 )
 async def test_what_has_no_effect_is_warned_of(tmp_path: Path, lines: str, says: str) -> None:

@@ -10,7 +10,7 @@ import { useReviews } from "../reviews";
 import { change, useSettings } from "../settings";
 import { number, visible } from "../text";
 
-const RULES = [["random", "At random"], ["disagreeing", "Judges disagree"], ["low_logprob", "Low log-prob"], ["refused", "Refused by training"]] as const;
+const RULES = [["random", "At random"], ["selected", "As selected"], ["disagreeing", "Judges disagree"], ["low_logprob", "Low log-prob"], ["refused", "Refused by training"]] as const;
 const TYPED = "input, textarea, select, dialog[open]";
 
 export function Review() {
@@ -19,7 +19,8 @@ export function Review() {
   const set = (name: string, value: string) => setSearch((before) => { if (value) before.set(name, value); else before.delete(name); return before; }, { replace: true });
   const rubrics = useQuery({ queryKey: ["rubrics"], queryFn: ({ signal }) => get<Rubric[]>("/reviews/rubrics", {}, signal) });
   const rubric = rubrics.data?.find((each) => each.name === search.get("rubric")) ?? rubrics.data?.[0];
-  const asked = { rule: search.get("rule") ?? "random", run: search.get("run") ?? "", rubric: rubric?.rubric, reviewer };
+  const selection = search.get("selection") ?? "";
+  const asked = { rule: search.get("rule") ?? (selection ? "selected" : "random"), run: search.get("run") ?? "", selection, rubric: rubric?.rubric, reviewer };
   const queue = useQuery({
     queryKey: ["review-queue", asked], enabled: !!reviewer && !!rubric, staleTime: Infinity, gcTime: 0,
     queryFn: ({ signal }) => get<ReviewQueue>("/reviews/queue", asked, signal),
@@ -32,6 +33,7 @@ export function Review() {
         <label className="dim small">rule <select aria-label="Rule" value={asked.rule} onChange={(event) => set("rule", event.target.value)}>{RULES.map(([rule, title]) => <option key={rule} value={rule}>{title}</option>)}</select></label>
         <label className="dim small">rubric <select aria-label="Rubric" value={rubric?.name ?? ""} onChange={(event) => set("rubric", event.target.value)}>{rubrics.data?.map((each) => <option key={each.name} value={each.name}>{visible(each.rubric)}</option>)}</select></label>
         <label className="dim small">run <Entered label="Run" hint="every run" value={asked.run} enter={(next) => set("run", next)} /></label>
+        <label className="dim small">selection <Entered label="Selection" hint="none" value={selection} enter={(next) => set("selection", next)} /></label>
       </div>
       <Problem error={rubrics.error ?? queue.error} />
       {rubrics.data?.length === 0 && <section className="card form"><h2>Write the first rubric</h2><RubricForm onStored={(stored) => set("rubric", stored.name)} /></section>}
