@@ -19,6 +19,7 @@ from typing import Any, Final
 from agl_otel.adapters.records import IGNORED
 from agl_otel.adapters.texts import MASKED
 from agl_otel.errors import SettingsError, UsageError
+from agl_otel.types.patterns import checked_pattern
 
 ACTIONS: Final = ("drop_text", "hash_text", "drop_ids")
 _TEXTS: Final = ("messages", "rejected_messages", "prompt", "response")
@@ -44,10 +45,7 @@ class MaskRule:
         if self.action not in ACTIONS:
             raise UsageError(f"a masking rule says action = {self.action!r}: use one of {', '.join(ACTIONS)}")
         for pattern in (self.text, self.agent):
-            try:
-                re.compile(pattern)
-            except re.error as error:
-                raise UsageError(f"a masking rule has {pattern!r}, which is no regular expression: {error}") from None
+            checked_pattern(pattern, f"a masking rule's {pattern!r}")
 
     def matches(self, message: dict[str, Any]) -> bool:
         """Whether the rule applies to this message."""

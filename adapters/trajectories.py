@@ -25,6 +25,7 @@ from agl_otel.adapters.texts import UNFIT_MEDIA, conversation_at, messages_at, u
 from agl_otel.spans.history import MAX_TOKENS, StoredCall, full_prompts, tokens_to_expand
 from agl_otel.types import TAKEN_VERDICTS, AttemptedRollout, Rollout, VerdictKind
 from agl_otel.types.columns import AttemptKey, CallColumns, Ragged, Reward, Traces
+from agl_otel.types.patterns import checked_pattern
 from agl_otel.types.scores import is_usable
 from agl_otel_hook import conventions
 
@@ -218,6 +219,7 @@ def _fit_calls(calls: CallColumns, attempt: NDArray[np.int64], agent_match: str 
         > 0,
     }
     if agent_match is not None:
+        checked_pattern(agent_match, f"agent_match {agent_match!r}")
         matches = {name: re.search(agent_match, name) is None for name in set(calls.agent)}
         wrong = {"other_agent": np.array([matches[name] for name in calls.agent], dtype=np.bool_), **wrong}
     fit = attempt >= 0

@@ -25,7 +25,7 @@ from agl_otel.stack.sharing import open_store
 from agl_otel.store import Store
 from agl_otel.types import RolloutMode
 from agl_otel.types.columns import Traces
-from agl_otel.types.options import Finite, Whole
+from agl_otel.types.options import Finite, Pattern, Whole
 
 if TYPE_CHECKING:
     from agl_otel.algorithms.grpo.policy import Policy
@@ -46,7 +46,7 @@ EXIT_CODES: Final = {"better": 0, "worse": 3, "cannot_tell": 4}
 @click.option("--since", metavar="TIME", help="Only rollouts that began in this time, as in 7d.")
 @click.option("--run", metavar="RUN", help="Only the rollouts of this run: its id, or its folder.")
 @click.option("--rollout", "rollout_ids", multiple=True, metavar="ID", help="Only these (repeatable).")
-@click.option("--agent-match", metavar="REGEX", help="The agents that the new policy is for.  [default: all]")
+@click.option("--agent-match", type=Pattern(), metavar="REGEX", help="The agents that the new policy is for.  [default: all]")
 @click.option("--reward", metavar="NAME", help="The reward dimension that is the score.  [default: the primary one]")
 @click.option("--reward-source", "sources", metavar="SOURCE", multiple=True, help="Whose rewards count (repeatable).  [default: all]")
 @click.option("--by-step", is_flag=True, help="The score is the sum of an attempt's rewards, each weighed from its place in the attempt.")
