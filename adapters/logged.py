@@ -18,8 +18,7 @@ from agl_otel.adapters.lengths import pick
 from agl_otel.adapters.offpolicy import Logged
 from agl_otel.adapters.sampling import Assumed
 from agl_otel.adapters.selection import task_key
-from agl_otel.adapters.trajectories import ATTEMPT_REFUSALS, TrajectoryBatch, taken_attempts, to_trajectories
-from agl_otel.types import TAKEN_VERDICTS
+from agl_otel.adapters.trajectories import ATTEMPT_REFUSALS, TrajectoryBatch, to_trajectories
 from agl_otel.types.columns import Ragged, Traces
 
 UNKNOWN_CALL: Final = "unknown_call"
@@ -63,7 +62,7 @@ def weighable(traces: Traces, *, agent_match: str | None = None, reward_name: st
     for place, key in enumerate(zip(batch.rollout_id, batch.attempt_id, strict=True)):
         known[key] += int(batch.calls[place])
     counted = set[tuple[str, str]]()
-    for key in taken_attempts(traces, TAKEN_VERDICTS, None, Counter(), reward_name):
+    for key in batch.taken:
         if not needed[key]:
             left_out["no_calls"] += 1
         elif key in several:

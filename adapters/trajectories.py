@@ -92,6 +92,8 @@ class TrajectoryBatch:
     """{key of split_reasons.SPLIT_REASONS: number of trajectories that started for this reason}."""
     cut: int = 0
     """Number of trajectories that length limits cut (lengths.py)."""
+    taken: tuple[AttemptKey, ...] = ()
+    """The attempts that were taken, also those all of whose calls were refused."""
     differing: Counter[str] = field(default_factory=Counter[str])
     """{field: how many calls refused as `sampling_differs` have another value of it, or an unknown one}."""
 
@@ -134,7 +136,7 @@ def to_trajectories(
     if sampling is not None:
         fit = _fit_sampling(traces.calls, fit, sampling, refused, differing)
     fit = _fit_media(traces, fit, refused)
-    return replace(_assemble(traces, fit, attempt, keys, rewards, refused, by_call), differing=differing)
+    return replace(_assemble(traces, fit, attempt, keys, rewards, refused, by_call), taken=tuple(keys), differing=differing)
 
 
 def taken_attempts(
