@@ -1,7 +1,7 @@
 """The `agl-otel` command: one file per group of commands, imported on use.
 
-Exit codes: 0 success; 1 the command failed; 2 wrong usage; 3 `doctor` found something missing, or `backtest` a
-worse policy; 4 `backtest` cannot tell; 130 interrupted.
+Exit codes: 0 success; 1 the command failed; 2 wrong usage; 3 `doctor` found something missing, or `backtest` or
+`replay` a worse policy; 4 `backtest` or `replay` cannot tell; 130 interrupted.
 """
 
 from __future__ import annotations
@@ -35,6 +35,7 @@ COMMANDS: Final = {
     "runs": ("agl_otel.cli.runs:runs", "List, show and compare runs, or export a run's model."),
     "rollouts": ("agl_otel.cli.rollouts:rollouts", "List rollouts and work on them."),
     "backtest": ("agl_otel.cli.backtest:backtest", "Estimate what another policy would have earned."),
+    "replay": ("agl_otel.cli.replay:replay", "Compare the tool calls of another policy with recorded ones."),
     "feedback": ("agl_otel.cli.feedback:feedback", "Reward, comment or correct what an agent did, after the fact."),
     "judge": ("agl_otel.cli.judge:judge", "Have a model score attempts by a rubric; compare it with people."),
     "queue": ("agl_otel.cli.queue:queue", "Count rollouts, list failed ones, remove old ones."),

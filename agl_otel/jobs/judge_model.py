@@ -1,4 +1,4 @@
-"""Ask the model of a judge, behind any server with OpenAI's chat completions, within bounds on calls, tokens and cost.
+"""Ask the model of a judge or a replay, behind any server with OpenAI's chat completions, within bounds on calls, tokens and cost.
 
 It is asked directly, without the proxy, which would record its calls as those of an agent.
 """
@@ -154,15 +154,20 @@ class JudgeModel:
         return size + _TEMPLATE_TOKENS, self._access.max_answer_tokens
 
     async def answer(self, messages: Sequence[Message]) -> str:
-        """Return the model's answer, empty if it has no text.
+        """Return the text of the model's reply, empty if it has none. Raises as `reply`."""
+        content = (await self.reply(messages)).get("content")
+        return content if isinstance(content, str) else ""
+
+    async def reply(self, messages: Sequence[Message], **fields: Any) -> Message:
+        """Return the model's reply as it is; `fields`: more of the request.
 
         Calls that fail are made again, TRIES times in all. Raises BoundError, PromptRefusedError, ModelServerError.
         """
         tries = Tries(self._backoff, limit=TRIES)
         while True:
-            status, found, wait = await self._call(messages)
+            status, found, wait = await self._call(messages, fields)
             if status == 200:
-                return _text_of(found)
+                return _message_of(found)
             why = f"{without_secrets(self._access.endpoint)} answers {self._access.model!r} with HTTP {status}: {_said(found)}"
             why = why if status else f"{without_secrets(self._access.endpoint)} does not answer: {found}"
             if status in _OF_THE_PROMPT:
@@ -175,7 +180,7 @@ class JudgeModel:
                 raise ModelServerError(f"{why} ({TRIES} times)")
             await asyncio.sleep(pause)
 
-    async def _call(self, messages: Sequence[Message]) -> tuple[int, Any, float]:
+    async def _call(self, messages: Sequence[Message], fields: Mapping[str, Any]) -> tuple[int, Any, float]:
         """Return (status, JSON or text of the answer, seconds of Retry-After); status 0: no answer, for the reason in the text."""
         assert self._session is not None, "it is open"
         access = self._access
@@ -184,6 +189,7 @@ class JudgeModel:
             "messages": list(messages),
             "temperature": access.temperature,
             "max_completion_tokens": access.max_answer_tokens,
+            **fields,
         }
         most = self.most_tokens(messages)
         await self._spend.reserve(most)
@@ -222,12 +228,14 @@ def _usage_of(found: Any) -> tuple[int, int] | None:
     return (known[0], known[1]) if len(known) == 2 else None
 
 
-def _text_of(found: Any) -> str:
+def _message_of(found: Any) -> Message:
     try:
-        content = found["choices"][0]["message"]["content"]
-    except (LookupError, TypeError):
-        raise ModelServerError(f"the answer is no chat completion: {_said(found)}") from None
-    return content if isinstance(content, str) else ""
+        message = found["choices"][0]["message"]
+        if "content" in message or message["tool_calls"]:
+            return dict(message)
+    except (LookupError, TypeError, ValueError):
+        pass
+    raise ModelServerError(f"the answer is no chat completion: {_said(found)}")
 
 
 def _said(found: Any) -> str:
