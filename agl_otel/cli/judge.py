@@ -20,7 +20,7 @@ from agl_otel.cli.output import counted, open_console, table_of
 from agl_otel.cli.queue import must_exist, span_of_time
 from agl_otel.errors import UsageError
 from agl_otel.jobs.judge import REFUSALS, Chosen, Judge, Outcome, Pending
-from agl_otel.jobs.judge_model import Access, Bounds, JudgeModel, Price, Spend
+from agl_otel.jobs.model_client import Access, Bounds, ModelClient, Price, Spend
 from agl_otel.stack.sharing import open_store
 from agl_otel.store import Store
 from agl_otel.text import printable, printable_lines
@@ -122,7 +122,7 @@ def judge(
                 return
             check_not_proxy(opened, "--endpoint", access.endpoint, "the judge's")
             spend = Spend(bounds, price)
-            async with JudgeModel(access, spend) as asked:
+            async with ModelClient(access, spend) as asked:
                 outcome = await judging.run(pending.attempts, asked, limit=limit, at_once=given["at_once"])
             report = _report(judging, pending, outcome, spend)
             print_json(report) if as_json else click.echo("\n".join(_lines(report, outcome)))

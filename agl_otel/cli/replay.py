@@ -16,7 +16,7 @@ from agl_otel.cli.model_access import check_not_proxy, checked_endpoint, key_env
 from agl_otel.cli.output import counted
 from agl_otel.cli.queue import must_exist, span_of_time
 from agl_otel.cli.training_steps import run_id_of
-from agl_otel.jobs.judge_model import Access, Bounds, JudgeModel, Spend
+from agl_otel.jobs.model_client import Access, Bounds, ModelClient, Spend
 from agl_otel.jobs.replay import Replay
 from agl_otel.stack.sharing import open_store
 from agl_otel.text import printable
@@ -96,7 +96,7 @@ def replay(
             if not ids:
                 ids, _ = await ids_of_modes(opened.queue, given["modes"], run_id, since=since)
             check_not_proxy(opened, "--server", server, "the replay's")
-            async with JudgeModel(access, Spend(Bounds())) as asked:
+            async with ModelClient(access, Spend(Bounds())) as asked:
                 return await Replay(opened, asked, seed=given["seed"], agent_match=given["agent_match"]).run(ids, at_once=at_once)
 
     tally = run_async(main)

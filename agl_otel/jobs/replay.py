@@ -10,7 +10,7 @@ from typing import Any, Final
 
 from agl_otel.adapters.replay import Step, Tally, ToolCall, calls_in, steps_of
 from agl_otel.errors import ModelServerError
-from agl_otel.jobs.judge_model import JudgeModel, PromptRefusedError
+from agl_otel.jobs.model_client import ModelClient, PromptRefusedError
 from agl_otel.spans.tolerant import MALFORMED
 from agl_otel.store import Store
 from agl_otel.types import AttemptedRollout
@@ -24,7 +24,7 @@ REFUSED_AT_FIRST: Final = 5
 class Replay:
     """Replays attempts with a model."""
 
-    def __init__(self, store: Store, model: JudgeModel, *, seed: int = 0, agent_match: str | None = None) -> None:
+    def __init__(self, store: Store, model: ModelClient, *, seed: int = 0, agent_match: str | None = None) -> None:
         self._store, self._model, self._seed, self._agent_match = store, model, seed, agent_match
         self._answered, self._refused = False, 0
         self.tally = Tally()

@@ -128,7 +128,7 @@ class Access:
     timeout_seconds: float = 600.0
 
 
-class JudgeModel:
+class ModelClient:
     """A model behind an endpoint. Use `async with`."""
 
     def __init__(self, access: Access, spend: Spend, *, backoff: Backoff = BACKOFF) -> None:
