@@ -10,7 +10,7 @@ from typing import Any, Final
 
 from agl_otel.adapters.replay import Step, Tally, ToolCall, calls_in, steps_of
 from agl_otel.errors import ModelServerError
-from agl_otel.jobs.model_client import ModelClient, PromptRefusedError
+from agl_otel.jobs.model_client import ModelClient, PromptRefusedError, tasks
 from agl_otel.spans.tolerant import MALFORMED
 from agl_otel.store import Store
 from agl_otel.types import AttemptedRollout
@@ -39,13 +39,10 @@ class Replay:
             finally:
                 room.release()
 
-        try:
-            async with asyncio.TaskGroup() as group:
-                async for key, steps in self._attempts(rollout_ids):
-                    await room.acquire()
-                    group.create_task(replay(key, steps))
-        except ExceptionGroup as errors:
-            raise errors.exceptions[0] from None
+        async with tasks() as group:
+            async for key, steps in self._attempts(rollout_ids):
+                await room.acquire()
+                group.create_task(replay(key, steps))
         return self.tally
 
     async def _attempts(self, rollout_ids: Sequence[str]) -> AsyncGenerator[tuple[AttemptKey, list[Step]]]:
