@@ -64,7 +64,8 @@ def weighable(traces: Traces, *, agent_match: str | None = None, reward_name: st
     known, hot = Counter[tuple[str, str]](), set[tuple[str, str]]()
     for place, key in enumerate(zip(batch.rollout_id, batch.attempt_id, strict=True)):
         known[key] += int(batch.calls[place])
-        if at_one and not np.allclose(calls.temperature[batch.rows[place]], 1.0, rtol=0, atol=TOLERANCE):
+        rows: Any = batch.rows[place]
+        if at_one and not np.allclose(calls.temperature[rows], 1.0, rtol=0, atol=TOLERANCE):
             hot.add(key)
     counted = set[tuple[str, str]]()
     for key in batch.taken:
@@ -78,8 +79,8 @@ def weighable(traces: Traces, *, agent_match: str | None = None, reward_name: st
             left_out[OTHER_TEMPERATURE] += 1
         else:
             counted.add(key)
-    rows = [place for place, key in enumerate(zip(batch.rollout_id, batch.attempt_id, strict=True)) if key in counted]
-    return Weighable(pick(batch, np.array(rows, np.int64)), left_out)
+    kept = [place for place, key in enumerate(zip(batch.rollout_id, batch.attempt_id, strict=True)) if key in counted]
+    return Weighable(pick(batch, np.array(kept, np.int64)), left_out)
 
 
 def logged_of(traces: Traces, batch: TrajectoryBatch, new: NDArray[np.floating[Any]], *, by_step: bool, reward_name: str | None) -> Logged:

@@ -155,7 +155,7 @@ def steps_of(spans: Sequence[Span], left_out: Counter[str], *, agent_match: str 
         elif any(is_masked(text) for message in (*prompt, *reply) for text in _texts_in(message)):
             left_out["masked"] += 1
         else:
-            contracts = (Contract.loads(str(each.span.attributes.get(conventions.LLM_SAMPLING, ""))) for each in call.calls)
+            contracts = (Contract.loads(str((each.span.attributes or {}).get(conventions.LLM_SAMPLING, ""))) for each in call.calls)
             forced = any(each is not None and each.agent.get("tool_choice") == "required" for each in contracts)
             steps.append(Step(prompt, tools, forced, calls_in(reply[0])))
     return steps

@@ -127,7 +127,8 @@ def _score_by(policy: str, device: str) -> Score:
     from agl_otel.algorithms.grpo.policy import load_policy
 
     disable_progress_bar()
-    return partial(asyncio.to_thread, logprobs_under, load_policy(policy, device=device))
+    under = partial(logprobs_under, load_policy(policy, device=device))
+    return lambda batch, temperatures: asyncio.to_thread(under, batch, temperatures)
 
 
 @asynccontextmanager

@@ -137,10 +137,11 @@ def _most(tally: Tally) -> list[tuple[Any, int]]:
 
 
 def _lines(tally: Tally, verdict: Verdict, misses: float) -> list[str]:
-    of = f"{tally.differing} of {counted(tally.compared, 'model call')} with tools differ"
+    compared = counted(tally.compared, "model call")
+    of = f"{tally.differing} of {compared} with tools differ, a share of {tally.share:.4g} where {misses:.4g} may"
     head = {
         "same": f"the same: {of}",
-        "regressed": f"regressed: {of}, a share of {tally.share:.4g} where {misses:.4g} may",
+        "regressed": f"regressed: {of}",
         "cannot_tell": "cannot tell: no model call has tools, then or now",
     }
     tools = sorted(tally.tools.items())

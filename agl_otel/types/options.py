@@ -28,7 +28,7 @@ class RunMode(click.Choice[str]):
         return super().convert(value, param, ctx)
 
 
-class Pattern(click.ParamType):
+class Pattern(click.ParamType[str]):
     """A regular expression."""
 
     name = "regex"

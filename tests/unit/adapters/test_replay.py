@@ -38,14 +38,8 @@ def attempt(*turns: tuple[Sequence[Json], Json], **attributes: Any) -> list[Span
     for number, (new, reply) in enumerate(turns, 1):
         history += new
         messages = {"gen_ai.input.messages": json.dumps(history), "gen_ai.output.messages": json.dumps([reply])}
-        spans.append(
-            proxy_call(
-                f"s{number}",
-                number,
-                number + 0.5,
-                **{conventions.LLM_CALL: number, "gen_ai.response.id": f"r{number}", **messages, **attributes},
-            )
-        )
+        own: Json = {conventions.LLM_CALL: number, "gen_ai.response.id": f"r{number}", **messages, **attributes}
+        spans.append(proxy_call(f"s{number}", number, number + 0.5, **own))
         history.append(reply)
     return spans
 

@@ -51,5 +51,5 @@ def test_the_library_names_the_pattern(take: Callable[[], Any]) -> None:
         take()
 
 
-def test_both_commands_that_take_one_are_here() -> None:
-    assert {path[0] for path, _ in OPTIONS} == {"backtest", "export"}
+def test_every_command_that_takes_one_is_here() -> None:
+    assert {path[0] for path, _ in OPTIONS} == {"backtest", "export", "replay"}
