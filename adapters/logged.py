@@ -16,18 +16,19 @@ from numpy.typing import NDArray
 from agl_otel.adapters.credit import attempt_trees, earned
 from agl_otel.adapters.lengths import pick
 from agl_otel.adapters.offpolicy import Logged
-from agl_otel.adapters.sampling import Assumed
+from agl_otel.adapters.sampling import TOLERANCE, Assumed
 from agl_otel.adapters.selection import task_key
-from agl_otel.adapters.trajectories import ATTEMPT_REFUSALS, TrajectoryBatch, taken_attempts, to_trajectories
-from agl_otel.types import TAKEN_VERDICTS
+from agl_otel.adapters.trajectories import ATTEMPT_REFUSALS, TrajectoryBatch, to_trajectories
 from agl_otel.types.columns import Ragged, Traces
 
 UNKNOWN_CALL: Final = "unknown_call"
 SEVERAL_CHOICES: Final = "several_choices"
+OTHER_TEMPERATURE: Final = "other_temperature"
 LEFT_OUT: Final = {
     **ATTEMPT_REFUSALS,
     UNKNOWN_CALL: "the distribution of one of its replies is not known in full",
     SEVERAL_CHOICES: "a call asked for several replies: which one the agent used is not known",
+    OTHER_TEMPERATURE: "a reply was not sampled at temperature 1, at which servers give the log-probs of a prompt: score it by --policy",
 }
 """Reasons for which an attempt does not count; the first that applies is counted."""
 
@@ -41,7 +42,7 @@ class Weighable(NamedTuple):
     """{key of LEFT_OUT: attempts}."""
 
 
-def weighable(traces: Traces, *, agent_match: str | None = None, reward_name: str | None = None) -> Weighable:
+def weighable(traces: Traces, *, agent_match: str | None = None, reward_name: str | None = None, at_one: bool = False) -> Weighable:
     """Return the attempts all of whose calls can be weighed.
 
     Args:
@@ -49,6 +50,7 @@ def weighable(traces: Traces, *, agent_match: str | None = None, reward_name: st
         agent_match: the agents whose model is another one under the new policy, by a regular expression; None: all. What others say is
             part of what happens to them.
         reward_name: the dimension that is the score; None is the primary one.
+        at_one: whether only replies sampled at temperature 1 can be scored.
     """
     batch = to_trajectories(traces, agent_match=agent_match, reward_name=reward_name, sampling=Assumed(1.0, temperatures="any"))
     left_out = Counter({why: count for why, count in batch.refused.items() if why in ATTEMPT_REFUSALS and why != "no_calls"})
@@ -59,21 +61,26 @@ def weighable(traces: Traces, *, agent_match: str | None = None, reward_name: st
         if agent_match is None or re.search(agent_match, agent):
             needed[rollout_id, attempt_id] += 1
             several |= {(rollout_id, attempt_id)} if choice else set()
-    known = Counter[tuple[str, str]]()
+    known, hot = Counter[tuple[str, str]](), set[tuple[str, str]]()
     for place, key in enumerate(zip(batch.rollout_id, batch.attempt_id, strict=True)):
         known[key] += int(batch.calls[place])
+        rows: Any = batch.rows[place]
+        if at_one and not np.allclose(calls.temperature[rows], 1.0, rtol=0, atol=TOLERANCE):
+            hot.add(key)
     counted = set[tuple[str, str]]()
-    for key in taken_attempts(traces, TAKEN_VERDICTS, None, Counter(), reward_name):
+    for key in batch.taken:
         if not needed[key]:
             left_out["no_calls"] += 1
         elif key in several:
             left_out[SEVERAL_CHOICES] += 1
         elif known[key] < needed[key]:
             left_out[UNKNOWN_CALL] += 1
+        elif key in hot:
+            left_out[OTHER_TEMPERATURE] += 1
         else:
             counted.add(key)
-    rows = [place for place, key in enumerate(zip(batch.rollout_id, batch.attempt_id, strict=True)) if key in counted]
-    return Weighable(pick(batch, np.array(rows, np.int64)), left_out)
+    kept = [place for place, key in enumerate(zip(batch.rollout_id, batch.attempt_id, strict=True)) if key in counted]
+    return Weighable(pick(batch, np.array(kept, np.int64)), left_out)
 
 
 def logged_of(traces: Traces, batch: TrajectoryBatch, new: NDArray[np.floating[Any]], *, by_step: bool, reward_name: str | None) -> Logged:

@@ -17,13 +17,13 @@ from dataclasses import dataclass
 from typing import Any, Final
 
 from agl_otel.adapters.records import IGNORED
-from agl_otel.adapters.texts import MASKED
+from agl_otel.adapters.texts import MASKED, is_masked
 from agl_otel.errors import SettingsError, UsageError
+from agl_otel.types.patterns import checked_pattern
 
 ACTIONS: Final = ("drop_text", "hash_text", "drop_ids")
 _TEXTS: Final = ("messages", "rejected_messages", "prompt", "response")
 DROPPED_ID: Final = 0
-_HASH: Final = re.compile("sha256:[0-9a-f]{64}")
 
 
 @dataclass(frozen=True)
@@ -44,10 +44,7 @@ class MaskRule:
         if self.action not in ACTIONS:
             raise UsageError(f"a masking rule says action = {self.action!r}: use one of {', '.join(ACTIONS)}")
         for pattern in (self.text, self.agent):
-            try:
-                re.compile(pattern)
-            except re.error as error:
-                raise UsageError(f"a masking rule has {pattern!r}, which is no regular expression: {error}") from None
+            checked_pattern(pattern, f"a masking rule's {pattern!r}")
 
     def matches(self, message: dict[str, Any]) -> bool:
         """Whether the rule applies to this message."""
@@ -59,7 +56,7 @@ class MaskRule:
 
     def replacement(self, text: str) -> str:
         """Return the replacement of `text`; a text that is already masked is kept."""
-        if text == MASKED or _HASH.fullmatch(text):
+        if is_masked(text):
             return text
         return MASKED if self.action == "drop_text" else "sha256:" + hashlib.sha256(f"{self.salt}{text}".encode()).hexdigest()
 

@@ -54,7 +54,12 @@ def to_messages(spans: Sequence[Span], *, llm_call_match: str | None = None, age
 
 def whole_messages(spans: Sequence[Span], refused: Counter[str], *, agent_match: str | None = None) -> list[dict[str, Any]]:
     """Convert calls with a complete reply as `to_messages` does; count the others in `refused` by chats.CHAT_REFUSALS."""
-    rows: list[dict[str, Any]] = []
+    return [_row(found) for _, found in whole_calls(spans, refused, agent_match=agent_match)]
+
+
+def whole_calls(spans: Sequence[Span], refused: Counter[str], *, agent_match: str | None = None) -> list[tuple[JoinedCall, Conversation]]:
+    """Return the calls with a complete reply, and their messages, in the order of `spans`; count the others as `whole_messages` does."""
+    whole: list[tuple[JoinedCall, Conversation]] = []
     for call in _calls(spans, None, agent_match):
         found = _read(call)
         if isinstance(found, str):
@@ -66,8 +71,8 @@ def whole_messages(spans: Sequence[Span], refused: Counter[str], *, agent_match:
         elif why := unfit_media(found.prompt):
             refused[why] += 1
         else:
-            rows.append(_row(found))
-    return rows
+            whole.append((call, found))
+    return whole
 
 
 def corrected_messages(

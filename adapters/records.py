@@ -9,7 +9,6 @@ from __future__ import annotations
 import json
 import logging
 import math
-import re
 from collections import Counter
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
@@ -35,6 +34,7 @@ from agl_otel.spans.calls import repeated
 from agl_otel.spans.tolerant import MALFORMED
 from agl_otel.types import TAKEN_VERDICTS, Span
 from agl_otel.types.columns import AttemptKey, Ragged, Reward, Traces, shared
+from agl_otel.types.patterns import checked_pattern
 from agl_otel.types.spans import in_json
 
 Row = dict[str, Any]
@@ -89,10 +89,7 @@ class Reading:
     def __post_init__(self) -> None:
         if self.form not in FORMS:
             raise UsageError(f"there is no form {self.form!r}: use one of {', '.join(FORMS)}")
-        try:
-            re.compile(self.agent_match or "")
-        except re.error as error:
-            raise UsageError(f"agent_match {self.agent_match!r} is no regular expression: {error}") from None
+        checked_pattern(self.agent_match or "", f"agent_match {self.agent_match!r}")
         for name in ("fill_reward", "min_reward", "discount"):
             value: float | None = getattr(self, name)
             if value is not None and not math.isfinite(value):

@@ -22,6 +22,12 @@ UNFIT_MEDIA: Final = {
 """Reasons for refusing a call in every form and in training, by the media of its prompt (messages.unfit_media)."""
 MASKED: Final = "[masked]"
 """The collector's replacement for a text that a rule drops."""
+_HASH: Final = re.compile("sha256:[0-9a-f]{64}")
+
+
+def is_masked(text: str) -> bool:
+    """Return whether a masking rule has replaced this text."""
+    return text == MASKED or _HASH.fullmatch(text) is not None
 
 
 def conversation_at(texts: CallTexts | None, row: int) -> Conversation:
@@ -59,12 +65,12 @@ def _flat(message: Message) -> str:
     content = message.get("content") or ""
     parts = {key: message[key] for key in ("tool_calls", "tool_call_id") if message.get(key)}
     for call in parts.get("tool_calls", ()):
-        call["function"]["arguments"] = _canonical(call["function"]["arguments"])
+        call["function"]["arguments"] = canonical(call["function"]["arguments"])
     text = content if isinstance(content, str) else json.dumps(content, sort_keys=True)
     return f"{message.get('role')}:{text}{json.dumps(parts, sort_keys=True) if parts else ''}"
 
 
-def _canonical(arguments: str) -> str:
+def canonical(arguments: str) -> str:
     """Normalise a tool's arguments: clients may change spaces and order."""
     try:
         return json.dumps(json_of(arguments), sort_keys=True)

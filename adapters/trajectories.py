@@ -25,6 +25,7 @@ from agl_otel.adapters.texts import UNFIT_MEDIA, conversation_at, messages_at, u
 from agl_otel.spans.history import MAX_TOKENS, StoredCall, full_prompts, tokens_to_expand
 from agl_otel.types import TAKEN_VERDICTS, AttemptedRollout, Rollout, VerdictKind
 from agl_otel.types.columns import AttemptKey, CallColumns, Ragged, Reward, Traces
+from agl_otel.types.patterns import checked_pattern
 from agl_otel.types.scores import is_usable
 from agl_otel_hook import conventions
 
@@ -91,6 +92,8 @@ class TrajectoryBatch:
     """{key of split_reasons.SPLIT_REASONS: number of trajectories that started for this reason}."""
     cut: int = 0
     """Number of trajectories that length limits cut (lengths.py)."""
+    taken: tuple[AttemptKey, ...] = ()
+    """The attempts that were taken, also those all of whose calls were refused."""
     differing: Counter[str] = field(default_factory=Counter[str])
     """{field: how many calls refused as `sampling_differs` have another value of it, or an unknown one}."""
 
@@ -133,7 +136,7 @@ def to_trajectories(
     if sampling is not None:
         fit = _fit_sampling(traces.calls, fit, sampling, refused, differing)
     fit = _fit_media(traces, fit, refused)
-    return replace(_assemble(traces, fit, attempt, keys, rewards, refused, by_call), differing=differing)
+    return replace(_assemble(traces, fit, attempt, keys, rewards, refused, by_call), taken=tuple(keys), differing=differing)
 
 
 def taken_attempts(
@@ -218,6 +221,7 @@ def _fit_calls(calls: CallColumns, attempt: NDArray[np.int64], agent_match: str 
         > 0,
     }
     if agent_match is not None:
+        checked_pattern(agent_match, f"agent_match {agent_match!r}")
         matches = {name: re.search(agent_match, name) is None for name in set(calls.agent)}
         wrong = {"other_agent": np.array([matches[name] for name in calls.agent], dtype=np.bool_), **wrong}
     fit = attempt >= 0

@@ -20,6 +20,7 @@ from agl_otel.spans.calls import JoinedCall, Joiner, repeated
 from agl_otel.spans.conversations import read_call
 from agl_otel.spans.rewards import emitted_reward, evaluations_by_call, last_of
 from agl_otel.types import Span
+from agl_otel.types.patterns import checked_pattern
 from agl_otel.types.scores import is_usable
 from agl_otel_hook import conventions
 
@@ -151,6 +152,8 @@ class TraceTree:
             agent_match: a regular expression that the nearest named agent around a call must match; None takes every call.
             exclude_llm_call_in_reward: leave out a judge's calls, those below a span that holds or computes a reward.
         """
+        for name, pattern in (("llm_call_match", llm_call_match), ("agent_match", agent_match)):
+            checked_pattern(pattern or "", f"{name} {pattern!r}")
         if llm_call_match == OLD_CALL_MATCH:
             llm_call_match = None
         joiner = Joiner()

@@ -10,6 +10,7 @@ from numpy.typing import NDArray
 
 from agl_otel.adapters.ragged import count_per_row, take
 from agl_otel.adapters.trajectories import TrajectoryBatch
+from agl_otel.algorithms.grpo.learner import end_to_end
 from agl_otel.algorithms.grpo.logprobs import Scorer
 from agl_otel.algorithms.grpo.policy import Policy
 from agl_otel.errors import UsageError
@@ -37,18 +38,9 @@ def logprobs_under(policy: Policy, batch: TrajectoryBatch, temperatures: Ragged,
     offsets = np.append(0, np.cumsum(counts))
     found = np.zeros(int(offsets[-1]), np.float32)
     for rows in scorer.passes(lengths, most_tokens):
-        ids = [np.concatenate([batch.prompt[row], batch.response[row]]) for row in rows.tolist()]
-        trained = [np.concatenate([np.zeros(len(batch.prompt[row]), np.bool_), batch.response_mask[row] == 1]) for row in rows.tolist()]
-        scale: Any = take(temperatures, rows).values
-        with torch.no_grad():
-            ours: Any = scorer(
-                torch.from_numpy(np.concatenate(ids).astype(np.int64)).to(scorer.device),
-                lengths[rows].tolist(),
-                torch.from_numpy(np.concatenate(trained)).to(scorer.device),
-                torch.from_numpy(scale.astype(np.float32)).to(scorer.device),
-            )
         places: Any = take(Ragged(np.arange(offsets[-1]), offsets), rows).values
-        found[places] = ours.float().cpu().numpy()
+        with torch.no_grad():
+            found[places] = end_to_end(batch, temperatures, rows, scorer.device).logprobs(scorer).float().cpu().numpy()
     return found
 
 

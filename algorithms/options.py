@@ -22,6 +22,7 @@ from pydantic.fields import FieldInfo
 from pydantic_core import PydanticCustomError
 
 from agl_otel.errors import UsageError
+from agl_otel.types.patterns import checked_pattern
 from agl_otel.types.sampling import LEAST_TEMPERATURE
 from agl_otel.types.scores import MAX_REWARD
 from agl_otel.types.selections import NAMED
@@ -212,14 +213,6 @@ def shown(value: Any) -> str:
 # --- options that several algorithms share
 
 
-def _pattern(given: str) -> str:
-    try:
-        re.compile(given)
-    except re.error as error:
-        raise ValueError(f"it is no regular expression: {error}") from None
-    return given
-
-
 def check_rollouts(prompts_per_step: int, group_size: int) -> None:
     """Raise UsageError where a step has more than MAX_ROLLOUTS rollouts."""
     if (rollouts := prompts_per_step * group_size) > MAX_ROLLOUTS:
@@ -266,7 +259,7 @@ _RATIO_BOUNDS: Final = (
     "rounding alone makes the ratio differ from 1 by about 1e-6, and for a token that the trainer would never sample it differs by 1, so "
     "that a greater bound stops nothing"
 )
-AgentMatch = Annotated[str, Field(min_length=1, description="an empty pattern would match every agent"), AfterValidator(_pattern)]
+AgentMatch = Annotated[str, Field(min_length=1, description="an empty pattern would match every agent"), AfterValidator(checked_pattern)]
 Clip = Annotated[
     float,
     Field(ge=1e-5, lt=1, description="the lower end of the ratio, 1 - clip, is more than 0, and rounding alone moves ratios by about 1e-6"),

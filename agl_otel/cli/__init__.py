@@ -1,7 +1,7 @@
 """The `agl-otel` command: one file per group of commands, imported on use.
 
-Exit codes: 0 success; 1 the command failed; 2 wrong usage; 3 `doctor` found something missing, or `backtest` a
-worse policy; 4 `backtest` cannot tell; 130 interrupted.
+Exit codes: 0 success; 1 the command failed; 2 wrong usage; 3 `doctor` found something missing, or `backtest` or
+`replay` a worse policy; 4 `backtest` or `replay` cannot tell; 130 interrupted.
 """
 
 from __future__ import annotations
@@ -36,6 +36,7 @@ COMMANDS: Final = {
     "rollouts": ("agl_otel.cli.rollouts:rollouts", "List rollouts and work on them."),
     "select": ("agl_otel.cli.select:select", "Choose attempts from traces, for training, export and review."),
     "backtest": ("agl_otel.cli.backtest:backtest", "Estimate what another policy would have earned."),
+    "replay": ("agl_otel.cli.replay:replay", "Compare the tool calls of another policy with recorded ones."),
     "feedback": ("agl_otel.cli.feedback:feedback", "Reward, comment or correct what an agent did, after the fact."),
     "improve": ("agl_otel.cli.improve:improve", "Train on a product's traffic, and let better weights answer its users."),
     "judge": ("agl_otel.cli.judge:judge", "Have a model score attempts by a rubric; compare it with people."),

@@ -5,38 +5,51 @@ from __future__ import annotations
 import asyncio
 import time
 from collections import Counter
-from collections.abc import Sequence
+from collections.abc import AsyncGenerator, Awaitable, Callable, Sequence
+from contextlib import asynccontextmanager
 from dataclasses import asdict
+from functools import partial
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, Final, get_args
+from typing import Any, Final, get_args
 
 import click
+import numpy as np
+from numpy.typing import NDArray
 
 from agl_otel.adapters.logged import LEFT_OUT, logged_of, weighable
 from agl_otel.adapters.offpolicy import CANNOT_TELL, Estimate, Interval, Logged, estimate, joined
 from agl_otel.adapters.sampling import token_temperatures
+from agl_otel.adapters.trajectories import TrajectoryBatch
 from agl_otel.cli.common import data_dir_option, json_option, print_json, run_async, settings_for, setup_logging, store_option
 from agl_otel.cli.export import ids_of_modes
+from agl_otel.cli.model_access import check_not_proxy, checked_endpoint, key_env_option, key_of
 from agl_otel.cli.output import counted
 from agl_otel.cli.queue import must_exist, span_of_time
 from agl_otel.cli.selections import Taken, check_one_of, gone_lines, selection_option, taken_selection
 from agl_otel.cli.training_steps import run_id_of
-from agl_otel.errors import DataError
+from agl_otel.errors import DataError, UsageError
+from agl_otel.jobs.model_client import Access, Bounds, ModelClient, Spend
+from agl_otel.jobs.scoring import served_logprobs
 from agl_otel.stack.sharing import open_store
 from agl_otel.store import Store
 from agl_otel.types import RolloutMode
-from agl_otel.types.columns import Traces
-from agl_otel.types.options import Finite, Whole
-
-if TYPE_CHECKING:
-    from agl_otel.algorithms.grpo.policy import Policy
+from agl_otel.types.columns import Ragged
+from agl_otel.types.options import Finite, Pattern, Whole
 
 PAGE: Final = 500
+Score = Callable[[TrajectoryBatch, Ragged], Awaitable[NDArray[np.floating[Any]]]]
+"""From trajectories, and the temperatures of the tokens that the model wrote, to the log-probs of these tokens under the new policy."""
 EXIT_CODES: Final = {"better": 0, "worse": 3, "cannot_tell": 4}
 
 
 @click.command()
-@click.option("--policy", required=True, metavar="MODEL", help="The new policy: a folder with a model, or a model of the hub.")
+@click.option("--policy", metavar="MODEL", help="The new policy: a folder with a model, or a model of the hub.")
+@click.option(
+    "--server", metavar="URL", help="Instead: its server, which scores prompts of token ids by /completions: http://host:8000/v1."
+)
+@click.option("--model", metavar="NAME", help="With --server: the new policy, by the name that its server has for it.")
+@key_env_option
+@click.option("--at-once", type=Whole(1, 256), default=16, show_default=True, help="With --server: requests in flight.")
 @click.option(
     "--over",
     "modes",
@@ -48,7 +61,7 @@ EXIT_CODES: Final = {"better": 0, "worse": 3, "cannot_tell": 4}
 @click.option("--run", metavar="RUN", help="Only the rollouts of this run: its id, or its folder.")
 @click.option("--rollout", "rollout_ids", multiple=True, metavar="ID", help="Only these (repeatable).")
 @selection_option
-@click.option("--agent-match", metavar="REGEX", help="The agents that the new policy is for.  [default: all]")
+@click.option("--agent-match", type=Pattern(), metavar="REGEX", help="The agents that the new policy is for.  [default: all]")
 @click.option("--reward", metavar="NAME", help="The reward dimension that is the score.  [default: the primary one]")
 @click.option("--reward-source", "sources", metavar="SOURCE", multiple=True, help="Whose rewards count (repeatable).  [default: all]")
 @click.option("--by-step", is_flag=True, help="The score is the sum of an attempt's rewards, each weighed from its place in the attempt.")
@@ -59,7 +72,7 @@ EXIT_CODES: Final = {"better": 0, "worse": 3, "cannot_tell": 4}
 @store_option
 @json_option
 def backtest(
-    policy: str,
+    policy: str | None,
     rollout_ids: tuple[str, ...],
     selection: str | None,
     data_dir: Path | None,
@@ -73,8 +86,9 @@ def backtest(
     """Estimate from stored attempts what another policy would have earned, without running an agent.
 
     Each reply that was logged is scored under the new policy, and each attempt weighs as many times as the new policy would have made its
-    replies more often. Attempts with a reply whose distribution is not known in full are left out and counted. Where the new policy is too
-    far from the logged one, the answer is that it cannot tell, and why.
+    replies more often. Attempts with a reply whose distribution is not known in full are left out and counted, and with --server those
+    with one that was not sampled at temperature 1. Where the new policy is too far from the logged one, the answer is that it cannot tell,
+    and why.
 
     Exit codes, for CI: 0 better than what was logged, 3 worse, 4 cannot tell.
     """
@@ -83,12 +97,9 @@ def backtest(
     settings = settings_for(data_dir, store)
     since = 0.0 if given["since"] is None else time.time() - span_of_time(given["since"])
     run_id = None if given["run"] is None else run_id_of(given["run"])
-    from transformers.utils.logging import disable_progress_bar
-
-    from agl_otel.algorithms.grpo.policy import load_policy
-
-    disable_progress_bar()
-    loaded = load_policy(policy, device=device)
+    if (policy is None) == (given["server"] is None) or (policy is None) == (given["model"] is None):
+        raise UsageError("give either --policy, or --server with --model")
+    own = None if policy is None else _score_by(policy, device)
 
     async def main() -> tuple[tuple[Logged, Counter[str], Counter[str]], Taken | None]:
         async with open_store(settings) as opened:
@@ -96,7 +107,10 @@ def backtest(
             ids = taken.ids if taken is not None else await must_exist(opened.queue, rollout_ids, opened.reader)
             if not ids:
                 ids, _ = await ids_of_modes(opened.queue, given["modes"], run_id, since=since)
-            return await _read(opened, ids, loaded, given), taken
+            if own is not None:
+                return await _read(opened, ids, own, given), taken
+            async with _score_behind(opened, given) as served:
+                return await _read(opened, ids, served, given), taken
 
     (logged, left_out, differing), taken = run_async(main)
     selected = {} if taken is None else {"selection": taken.report()}
@@ -111,24 +125,41 @@ def backtest(
         raise SystemExit(code)
 
 
-async def _read(store: Store, ids: Sequence[str], policy: Policy, given: dict[str, Any]) -> tuple[Logged, Counter[str], Counter[str]]:
+def _score_by(policy: str, device: str) -> Score:
+    """Load a policy, and return what scores replies under it."""
+    from transformers.utils.logging import disable_progress_bar
+
+    from agl_otel.algorithms.backtest import logprobs_under
+    from agl_otel.algorithms.grpo.policy import load_policy
+
+    disable_progress_bar()
+    under = partial(logprobs_under, load_policy(policy, device=device))
+    return lambda batch, temperatures: asyncio.to_thread(under, batch, temperatures)
+
+
+@asynccontextmanager
+async def _score_behind(store: Store, given: dict[str, Any]) -> AsyncGenerator[Score]:
+    """Return what scores replies under the policy of a server."""
+    access = Access(given["model"], checked_endpoint("--server", given["server"]), key_of(given["key_env"]), given["key_env"])
+    check_not_proxy(store, "--server", access.endpoint, "the back-test's")
+    async with ModelClient(access, Spend(Bounds())) as model:
+        yield lambda batch, _: served_logprobs(model, batch, at_once=given["at_once"])
+
+
+async def _read(store: Store, ids: Sequence[str], score: Score, given: dict[str, Any]) -> tuple[Logged, Counter[str], Counter[str]]:
     """Return the attempts that count, the number of those that do not by reason, and of calls by the field that is not known."""
     pages: list[Logged] = []
     left_out, differing = Counter[str](), Counter[str]()
-
-    def convert(traces: Traces) -> None:
-        from agl_otel.algorithms.backtest import logprobs_under
-
-        found = weighable(traces, agent_match=given["agent_match"], reward_name=given["reward"])
+    read = partial(weighable, agent_match=given["agent_match"], reward_name=given["reward"], at_one=given["server"] is not None)
+    for start in range(0, len(ids), PAGE):
+        traces = await store.traces(ids[start : start + PAGE], deadline_seconds=0, tree=given["by_step"])
+        traces = traces.trusting(given["sources"] or None)
+        found = await asyncio.to_thread(read, traces)
         left_out.update(found.left_out)
         differing.update(found.batch.differing)
         if len(found.batch):
-            new = logprobs_under(policy, found.batch, token_temperatures(traces.calls, found.batch.rows, default=1.0))
+            new = await score(found.batch, token_temperatures(traces.calls, found.batch.rows, default=1.0))
             pages.append(logged_of(traces, found.batch, new, by_step=given["by_step"], reward_name=given["reward"]))
-
-    for start in range(0, len(ids), PAGE):
-        traces = await store.traces(ids[start : start + PAGE], deadline_seconds=0, tree=given["by_step"])
-        await asyncio.to_thread(convert, traces.trusting(given["sources"] or None))
     return joined(pages), left_out, differing
 
 

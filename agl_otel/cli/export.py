@@ -36,7 +36,7 @@ from agl_otel.text import json_text
 from agl_otel.traces.reviews import read_reviews
 from agl_otel.types import TRIAL, RolloutMode, Span, VerdictKind, is_trial
 from agl_otel.types.columns import Traces
-from agl_otel.types.options import Finite, Whole
+from agl_otel.types.options import Finite, Pattern, Whole
 from agl_otel.types.scores import HELD_OUT
 
 PAGE_ROLLOUTS: Final = 1000  # what an export has in memory, twice: the page that is converted, and the next
@@ -61,7 +61,7 @@ _READING_OPTIONS: Final = tuple(each.name for each in fields(Reading))
     help="Only these modes (repeatable).  [default: all but val and test, whose tasks score the training]",
 )
 @click.option("--take", multiple=True, type=click.Choice(get_args(VerdictKind)), help="Verdicts to take.  [default: complete, unproven]")
-@click.option("--agent-match", metavar="REGEX", help="Only the calls of agents whose names match.")
+@click.option("--agent-match", type=Pattern(), metavar="REGEX", help="Only the calls of agents whose names match.")
 @click.option("--reward", metavar="NAME", help="The reward dimension to use.  [default: the primary one]")
 @click.option(
     "--reward-source", metavar="SOURCE", multiple=True, help="Whose rewards count (repeatable): runner, agent, or a source of feedback."

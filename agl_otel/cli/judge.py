@@ -8,7 +8,6 @@ from collections.abc import Sequence
 from itertools import islice
 from pathlib import Path
 from typing import Any, Final, get_args
-from urllib.parse import urlsplit
 
 import click
 from rich.table import Table
@@ -16,15 +15,16 @@ from rich.table import Table
 from agl_otel.adapters.judging import PROMPT
 from agl_otel.adapters.reviews import calibration
 from agl_otel.cli.common import data_dir_option, json_option, print_json, run_async, settings_for, setup_logging, store_option
+from agl_otel.cli.model_access import check_not_proxy, checked_endpoint, key_env_option, key_of
 from agl_otel.cli.output import counted, open_console, table_of
 from agl_otel.cli.queue import must_exist, span_of_time
 from agl_otel.cli.selections import check_one_of, gone_lines, selection_option, taken_selection
 from agl_otel.errors import UsageError
 from agl_otel.jobs.judge import REFUSALS, Chosen, Judge, Outcome, Pending
-from agl_otel.jobs.judge_model import Access, Bounds, JudgeModel, Price, Spend
+from agl_otel.jobs.model_client import Access, Bounds, ModelClient, Price, Spend
 from agl_otel.stack.sharing import open_store
 from agl_otel.store import Store
-from agl_otel.text import printable, printable_lines, without_secrets
+from agl_otel.text import printable, printable_lines
 from agl_otel.traces.reviews import read_reviews
 from agl_otel.types import RolloutMode
 from agl_otel.types.options import Finite, Whole
@@ -55,7 +55,7 @@ class _Price(click.ParamType[Price]):
 @click.option("--rubric", required=True, metavar="NAME[@VERSION]", help="A rubric of the page /review; its current version.")
 @click.option("--model", required=True, help="The judge, by the name that its server has for it.")
 @click.option("--endpoint", metavar="URL", help="Its server, with OpenAI's API.  [default: OPENAI_BASE_URL, else OpenAI's]")
-@click.option("--key-env", default="OPENAI_API_KEY", show_default=True, metavar="NAME", help="The environment variable with the key.")
+@key_env_option
 @click.option("--rollout", "rollout_ids", multiple=True, metavar="ID", help="Only these (repeatable), also trials.  [default: all]")
 @selection_option
 @click.option("--run", metavar="RUN", help="Only the rollouts of this run.")
@@ -127,9 +127,9 @@ def judge(
             if dry_run:
                 await _show_estimate(judging, pending, access, price, limit=limit, as_json=as_json)
                 return
-            _check_not_proxy(opened, access.endpoint)
+            check_not_proxy(opened, "--endpoint", access.endpoint, "the judge's")
             spend = Spend(bounds, price)
-            async with JudgeModel(access, spend) as asked:
+            async with ModelClient(access, spend) as asked:
                 outcome = await judging.run(pending.attempts, asked, limit=limit, at_once=given["at_once"])
             report = _report(judging, pending, outcome, spend) | ({} if taken is None else {"selection": taken.report()})
             print_json(report) if as_json else click.echo("\n".join(_lines(report, outcome)))
@@ -140,27 +140,9 @@ def judge(
 
 
 def _access(model: str, given: dict[str, Any]) -> Access:
-    endpoint = given["endpoint"] or os.environ.get("OPENAI_BASE_URL") or OPENAI
-    parts = urlsplit(endpoint)
-    if parts.scheme not in ("http", "https") or not parts.hostname:
-        raise UsageError(f"--endpoint {without_secrets(endpoint)!r} is no http:// or https:// address")
-    if parts.password or parts.username:
-        raise UsageError("--endpoint holds a password, which other users can see in `ps`: set the key in the environment (--key-env)")
+    endpoint = checked_endpoint("--endpoint", given["endpoint"] or os.environ.get("OPENAI_BASE_URL") or OPENAI)
     key_from = given["key_env"]
-    key = os.environ.get(key_from, "")
-    if not key and key_from != "OPENAI_API_KEY":
-        raise UsageError(f"--key-env {key_from}: this environment variable is not set")
-    return Access(model, endpoint, key, key_from, given["temperature"], given["max_answer_tokens"])
-
-
-def _check_not_proxy(store: Store, endpoint: str) -> None:
-    found = store.description
-    own = {urlsplit(each).netloc for each in (found.proxy, found.web, *found.proxies) if each}
-    if urlsplit(endpoint).netloc in own:
-        raise UsageError(
-            f"--endpoint {endpoint} is the stack's own proxy, which would record the judge's calls as those of an agent: "
-            "give the model server's address"
-        )
+    return Access(model, endpoint, key_of(key_from), key_from, given["temperature"], given["max_answer_tokens"])
 
 
 def _report(judging: Judge, pending: Pending, outcome: Outcome, spend: Spend) -> dict[str, Any]:

@@ -15,7 +15,7 @@ from typing import Final, NamedTuple
 
 from agl_otel.adapters.judging import UnreadableAnswerError, Verdict, again, conversations_of, feedback_id, prompt_of, read_answer
 from agl_otel.errors import AglError, ModelServerError
-from agl_otel.jobs.judge_model import BoundError, JudgeModel, PromptRefusedError
+from agl_otel.jobs.model_client import BoundError, ModelClient, PromptRefusedError
 from agl_otel.queue.lifecycle import FINISHED
 from agl_otel.spans.dialects.dialect import Message
 from agl_otel.spans.tolerant import MALFORMED
@@ -141,7 +141,7 @@ class Judge:
             for each in page:
                 yield each, await asyncio.to_thread(self._prompt, spans.get(each[:2], []))
 
-    async def run(self, attempts: Sequence[Target], model: JudgeModel, *, limit: int | None, at_once: int) -> Outcome:
+    async def run(self, attempts: Sequence[Target], model: ModelClient, *, limit: int | None, at_once: int) -> Outcome:
         """Judge at most `limit` of the attempts, `at_once` at a time, until a bound is reached or the model server fails; calls in flight
         then end. Attempts without a prompt do not count."""
         outcome, room, asked = Outcome(), asyncio.Semaphore(at_once), 0
@@ -169,7 +169,7 @@ class Judge:
                 outcome.error = outcome.error or error
         return outcome
 
-    async def _judge(self, target: Target, prompt: list[Message], model: JudgeModel, outcome: Outcome) -> None:
+    async def _judge(self, target: Target, prompt: list[Message], model: ModelClient, outcome: Outcome) -> None:
         try:
             verdict = await self._verdict(prompt, model)
             refused, outcome.not_stored = outcome.not_stored, []
@@ -191,7 +191,7 @@ class Judge:
             else:
                 _refuse(outcome, "unreadable", target, verdict)
 
-    async def _verdict(self, prompt: list[Message], model: JudgeModel) -> Verdict | str:
+    async def _verdict(self, prompt: list[Message], model: ModelClient) -> Verdict | str:
         """Return the model's verdict, or what is wrong with its second answer."""
         answer = await model.answer(prompt)
         try:

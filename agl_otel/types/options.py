@@ -7,7 +7,9 @@ from typing import Any, Final, get_args
 
 import click
 
+from agl_otel.errors import UsageError
 from agl_otel.types import ADOPTED, NOT_RUN, RolloutMode
+from agl_otel.types.patterns import checked_pattern
 
 LARGEST: Final = (1 << 31) - 1
 SHOWN: Final = 40
@@ -24,6 +26,19 @@ class RunMode(click.Choice[str]):
         if value == ADOPTED:
             self.fail(NOT_RUN, param, ctx)
         return super().convert(value, param, ctx)
+
+
+class Pattern(click.ParamType[str]):
+    """A regular expression."""
+
+    name = "regex"
+
+    def convert(self, value: Any, param: click.Parameter | None, ctx: click.Context | None) -> str:
+        """Return it, or fail as click does."""
+        try:
+            return checked_pattern(str(value), repr(value))
+        except UsageError as error:
+            self.fail(str(error), param, ctx)
 
 
 class Whole(click.IntRange):

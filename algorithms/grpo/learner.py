@@ -79,7 +79,7 @@ class SampledOtherwiseError(DataError):
 
 
 @dataclass(frozen=True)
-class _Rows:
+class Rows:
     """Trajectories of a micro-batch: the tokens of distinct rows end to end, and the trained tokens of all, [tokens].
 
     Rollouts of one group often give the same answer; equal rows go through the model once.
@@ -93,18 +93,22 @@ class _Rows:
     source: Tensor
     """int64 [tokens]: index among the distinct rows' trained tokens."""
     behaviour_logprobs: Tensor
-    advantages: Tensor
     sequence: Tensor
     """int64 [tokens]: trajectory in the batch."""
     temperature: Tensor
     """float32, of each trained token of the distinct rows."""
+
+    def logprobs(self, scorer: Scorer) -> Tensor:
+        """Compute the log-probs of all trained tokens: float32 [tokens]."""
+        return scorer(self.token_ids, self.lengths, self.trained, self.temperature)[self.source]
 
 
 @dataclass
 class _Part:
     """One forward pass of a minibatch, and what all passes over it share."""
 
-    rows: _Rows
+    rows: Rows
+    advantages: Tensor
     weights: Tensor
     """objective.token_weights of the minibatch."""
     reference: Tensor | None
@@ -190,7 +194,7 @@ class Learner:
         if len(minibatches) > 1:  # later ones are scored after the weights have changed
             with torch.no_grad():
                 for part in parts:
-                    part.initial = self._logprobs(part)
+                    part.initial = part.rows.logprobs(self._scorer)
         loss = first_norm = kl = worst = 0.0
         made, wrong = 0, ""
         for _, minibatch in itertools.product(range(self.updates), minibatches):
@@ -206,7 +210,7 @@ class Learner:
                 self.optimizer.step()
                 made += 1
         check_finite(self.model)
-        tokens = sum(len(part.rows.advantages) for part in parts)
+        tokens = sum(len(part.advantages) for part in parts)
         greatest = max(
             (max_ratio_error(each.initial, each.rows.behaviour_logprobs) for each in parts if each.initial is not None), default=0.0
         )
@@ -224,14 +228,14 @@ class Learner:
         self.optimizer.zero_grad()
         loss = kl = 0.0
         for part in minibatch:
-            logprobs = self._logprobs(part)
+            logprobs = part.rows.logprobs(self._scorer)
             if part.initial is None:
                 part.initial = logprobs.detach()
             behaviour = part.rows.behaviour_logprobs
             share = policy_loss(
                 logprobs,
                 behaviour if self.objective.importance_cap is None else part.initial,
-                part.rows.advantages,
+                part.advantages,
                 part.weights,
                 part.rows.sequence,
                 self.objective,
@@ -243,9 +247,6 @@ class Learner:
             if part.reference is not None:
                 kl += float(kl_terms(logprobs.detach(), part.reference).sum())
         return loss, kl
-
-    def _logprobs(self, part: _Part) -> Tensor:
-        return self._scorer(part.rows.token_ids, part.rows.lengths, part.rows.trained, part.rows.temperature)[part.rows.source]
 
     def _check_ratios(self, parts: Sequence[_Part], current: NDArray[np.bool_] | None) -> float:
         """Return objective.worst_ratio_error of the trajectories that the current weights sampled. Raises SampledOtherwiseError."""
@@ -265,20 +266,19 @@ class Learner:
         """Lay out the rows of one minibatch for its forward passes, and compute what stays the same in all passes."""
         lengths = (batch.prompt.lengths + batch.response.lengths)[index]
         passes = [index[each] for each in self._scorer.passes(lengths, self.micro_batch_tokens)]
-        rows = [_end_to_end(batch, advantages, temperatures, each, self.model.device) for each in passes]
+        rows = [end_to_end(batch, temperatures, each, self.model.device) for each in passes]
         rollout = np.unique(batch.rollout_id, return_inverse=True)[1]
         sequence = torch.cat([part.sequence for part in rows])
         weights = token_weights(sequence, torch.from_numpy(rollout).to(sequence.device), self.objective)
-        return [
-            _Part(part, weight, self._reference_logprobs(part))
-            for part, weight in zip(rows, weights.split([len(part.sequence) for part in rows]), strict=True)
-        ]
+        own: Any = [torch.from_numpy(take(advantages, each).values).to(sequence.device) for each in passes]
+        shares = weights.split([len(part.sequence) for part in rows])
+        return [_Part(*each, self._reference_logprobs(each[0])) for each in zip(rows, own, shares, strict=True)]
 
-    def _reference_logprobs(self, part: _Rows) -> Tensor | None:
+    def _reference_logprobs(self, part: Rows) -> Tensor | None:
         if self._reference is None:
             return None
         with torch.no_grad(), self.model.disable_adapter() if has_lora(self.model) else nullcontext():
-            return self._reference(part.token_ids, part.lengths, part.trained, part.temperature)[part.source]
+            return part.logprobs(self._reference)
 
     def drift(self, prompt: Sequence[int], reply: Sequence[int], logprobs: Sequence[float]) -> float:
         """Compute the mean of objective.ratio_errors of one reply and its captured log-probs under the current weights; 0 for no token."""
@@ -290,7 +290,8 @@ class Learner:
         return float(errors.mean()) if len(errors) else 0.0
 
 
-def _end_to_end(batch: TrajectoryBatch, advantages: Ragged, temperatures: Ragged, index: NDArray[np.int64], device: Any) -> _Rows:
+def end_to_end(batch: TrajectoryBatch, temperatures: Ragged, index: NDArray[np.int64], device: torch.device) -> Rows:
+    """Lay out the trajectories at `index`; `temperatures`: of the tokens that the model wrote, a row for each trajectory of the batch."""
     place: dict[tuple[bytes, ...], int] = {}  # of each distinct row: token ids, which are trained, and their temperatures
     distinct: list[tuple[NDArray[Any], ...]] = []
     row: list[int] = []
@@ -306,7 +307,7 @@ def _end_to_end(batch: TrajectoryBatch, advantages: Ragged, temperatures: Ragged
     source: Any = take(Ragged(np.arange(offsets[-1]), offsets), np.array(row)).values
     captured: Any = take(batch.logprobs, index).values[take(batch.response_mask, index).values == 1]
     counts = np.diff(offsets)[row]
-    arrays = (source, captured, take(advantages, index).values, np.repeat(index, counts), scale)
+    arrays = (source, captured, np.repeat(index, counts), scale)
     lengths = tuple(len(ids) for ids, *_ in distinct)
     rest = (torch.from_numpy(array).to(device) for array in arrays)
-    return _Rows(torch.from_numpy(token_ids).to(device), lengths, torch.from_numpy(trained).to(device), *rest)
+    return Rows(torch.from_numpy(token_ids).to(device), lengths, torch.from_numpy(trained).to(device), *rest)

@@ -21,6 +21,7 @@ from typing import Any
 import torch
 
 from agl_otel.algorithms.grpo.generate import Row, by_prompt_length, generate
+from agl_otel.algorithms.grpo.logprobs import Scorer
 from agl_otel.algorithms.grpo.model_port import Origin
 from agl_otel.algorithms.grpo.policy import Policy, copy_weights, load_weights
 from agl_otel.errors import FULL_DISK, DiskFullError, UnavailableError, unwritable
@@ -83,6 +84,7 @@ class Engine:
     _waiting: asyncio.Queue[Job] = field(default_factory=asyncio.Queue[Job])
     _worker: ThreadPoolExecutor = field(default_factory=lambda: ThreadPoolExecutor(1, thread_name_prefix="model"))
     _loop: asyncio.Task[None] | None = None
+    _scorer: Scorer | None = None
 
     def __post_init__(self) -> None:
         self._random = random.Random(self.seed)
@@ -107,6 +109,10 @@ class Engine:
         self._waiting.put_nowait(job)
         return await job.finished
 
+    async def score(self, token_ids: Sequence[int]) -> tuple[str, list[float]]:
+        """Return the version of the weights, and the log-prob at temperature 1 of each token but the first."""
+        return await asyncio.get_running_loop().run_in_executor(self._worker, self._score, token_ids)
+
     async def set_weights(self, folder: Path, version: str) -> None:
         """Load `folder`'s weights between two batches; where these are the active ones, only their version changes.
 
@@ -117,6 +123,14 @@ class Engine:
     async def take_weights(self, weights: Mapping[str, torch.Tensor], version: str) -> None:
         """Set weights from memory, {name: tensor}, between two batches. Raises UsageError like `set_weights`."""
         await asyncio.get_running_loop().run_in_executor(self._worker, self._take, weights, version)
+
+    @torch.no_grad()
+    def _score(self, token_ids: Sequence[int]) -> tuple[str, list[float]]:
+        if self._scorer is None:
+            self._scorer = Scorer(self.policy.model, pack=False)
+        ids = torch.tensor(token_ids, device=self.policy.model.device)
+        scored = torch.arange(len(ids), device=ids.device) > 0
+        return self.version, self._scorer(ids, [len(ids)], scored).tolist()
 
     def _load(self, folder: Path, version: str) -> None:
         if self.origin is None or not self.origin.is_still(folder):

@@ -33,7 +33,7 @@ from agl_otel.algorithms.grpo.model_port import (
 )
 from agl_otel.algorithms.grpo.policy import load_policy, load_weights
 from agl_otel.algorithms.grpo.sampler import Engine, Job, Record
-from agl_otel.algorithms.grpo.wire import Reply, parse, server_sent_event
+from agl_otel.algorithms.grpo.wire import Reply, parse, parse_scoring, scored, server_sent_event
 from agl_otel.errors import DataError, UnavailableError, UsageError, http_status
 from agl_otel.net.http_server import listen, make_runner
 from agl_otel.service.main import Serving, until_stopped
@@ -55,6 +55,7 @@ def make_app(engine: Engine, model_name: str = "policy", *, host: str = "127.0.0
     app[ENGINE] = engine
     app[MODEL_NAME] = model_name
     app.router.add_post("/v1/chat/completions", _chat)
+    app.router.add_post("/v1/completions", _score)
     app.router.add_post("/tokenize", _tokenize)
     app.router.add_get("/v1/models", _models)
     app.router.add_get("/health", _health)
@@ -101,8 +102,7 @@ async def _chat(request: web.Request) -> web.StreamResponse:
     engine = request.app[ENGINE]
     chat = parse(await json_body(request))
     prompt = chat.prompt_token_ids or engine.policy.prompt_ids(chat.messages, chat.tools)
-    if (most := max(chat.prompt_token_ids, default=0)) >= engine.policy.vocabulary:
-        raise UsageError(f"prompt_token_ids has {most}: the model's tokens are 0 to {engine.policy.vocabulary - 1}")
+    _check_vocabulary(engine, "prompt_token_ids", chat.prompt_token_ids)
     room = engine.policy.context_tokens - len(prompt)
     if room < 1:
         raise UsageError(f"the prompt has {len(prompt)} tokens; the model's context is {engine.policy.context_tokens}, reply included")
@@ -115,6 +115,23 @@ async def _chat(request: web.Request) -> web.StreamResponse:
         return await _stream(request, engine, job, reply)
     version = await engine.submit(job)
     return web.json_response(reply.whole(), headers={HEADER_MODEL_VERSION: version, HEADER_SAMPLING: HEEDED})
+
+
+async def _score(request: web.Request) -> web.Response:
+    """Answer with the log-probs of a prompt's tokens at temperature 1, as vLLM's /v1/completions does with `echo`."""
+    engine = request.app[ENGINE]
+    token_ids = parse_scoring(await json_body(request))
+    _check_vocabulary(engine, "prompt", token_ids)
+    if len(token_ids) > engine.policy.context_tokens:
+        raise UsageError(f"the prompt has {len(token_ids)} tokens; the model's context is {engine.policy.context_tokens}")
+    version, logprobs = await engine.score(token_ids)
+    answer = scored(token_ids, logprobs, request.app[MODEL_NAME], engine.policy.decode)
+    return web.json_response(answer, headers={HEADER_MODEL_VERSION: version})
+
+
+def _check_vocabulary(engine: Engine, name: str, token_ids: Sequence[int]) -> None:
+    if (most := max(token_ids, default=0)) >= engine.policy.vocabulary:
+        raise UsageError(f"{name} has {most}: the model's tokens are 0 to {engine.policy.vocabulary - 1}")
 
 
 async def _tokenize(request: web.Request) -> web.Response:

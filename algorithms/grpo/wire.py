@@ -1,4 +1,4 @@
-"""Parse requests and format responses of OpenAI's chat completions API. Pure: no model, no server.
+"""Parse requests and format responses of OpenAI's chat completions API, and of completions that score a prompt. Pure: no model, no server.
 
 vLLM's `return_token_ids` is supported, too: the response then has `prompt_token_ids`, and each choice `token_ids`. `stop` is as in vLLM:
 the text ends before the stop string, while the token ids and log-probs include the token that completed it. An unsupported field that
@@ -10,6 +10,7 @@ from __future__ import annotations
 import json
 import time
 import uuid
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from typing import Any, Final
 
@@ -103,9 +104,34 @@ def parse(body: Any) -> ChatRequest:
     return request
 
 
-def _ids(given: list[Any]) -> list[int]:
+def parse_scoring(body: Any) -> list[int]:
+    """Return the token ids that a request of the completions API asks the log-probs of. Raises UsageError if it asks for something else."""
+    wanted = {"echo": (True,), "max_tokens": (0,), "logprobs": (0, 1), "temperature": (None, 1), "n": (None, 1), "stream": (None, False)}
+    given: dict[str, Any] = dict(body) if isinstance(body, dict) else {}
+    prompt = given.pop("prompt", None)
+    if not isinstance(prompt, list) or not prompt or any(given.pop(name, None) not in values for name, values in wanted.items()):
+        raise UsageError(
+            'this server completes chats; its /v1/completions only scores a prompt: {"prompt": [token ids], "echo": true, "max_tokens": 0, '
+            '"logprobs": 1, "temperature": 1}'
+        )
+    if unknown := sorted(given.keys() - {"model"}):
+        raise UsageError(f"unknown fields: {', '.join(unknown)}")
+    return _ids(prompt, "prompt")
+
+
+def scored(token_ids: Sequence[int], logprobs: Sequence[float], model: str, decode: Callable[..., str]) -> dict[str, Any]:
+    """Return the response to a request of `parse_scoring`; `logprobs`: of all tokens but the first. No alternatives are named."""
+    texts = [decode([token], skip_special_tokens=False) for token in token_ids]
+    of_tokens = {"tokens": texts, "token_logprobs": [None, *logprobs], "top_logprobs": None, "text_offset": None}
+    choice = {"index": 0, "text": decode(list(token_ids), skip_special_tokens=False), "finish_reason": "length", "logprobs": of_tokens}
+    usage = {"prompt_tokens": len(token_ids), "completion_tokens": 0, "total_tokens": len(token_ids)}
+    head = {"id": f"cmpl-{uuid.uuid4().hex}", "object": "text_completion", "created": int(time.time()), "model": model}
+    return {**head, "choices": [choice], "usage": usage}
+
+
+def _ids(given: list[Any], name: str = "prompt_token_ids") -> list[int]:
     if not all(type(each) is int and each >= 0 for each in given):
-        raise UsageError("prompt_token_ids must be a list of token ids")
+        raise UsageError(f"{name} must be a list of token ids")
     return given
 
 

@@ -19,6 +19,7 @@ from typing import Any
 import pytest
 
 from tests.system.stack_process import DEMO, Command, naming, run, run_here, small_demo, until
+from tests.system.test_model_server import serving
 
 pytest.importorskip("torch", reason="needs the [train] extra")
 pytestmark = [pytest.mark.full, pytest.mark.timeout(1200)]
@@ -69,6 +70,17 @@ def test_training_uses_the_sampled_and_stored_tokens(tmp_path: Path, tiny_policy
     assert (found["attempts"], found["left_out"], found["verdict"]) == (16, {}, "cannot_tell")
     assert found["mass"] == pytest.approx(1.0, abs=1e-4) and found["effective"] == pytest.approx(16, abs=1e-3)
     assert found["score"]["value"] == pytest.approx(found["logged"], abs=1e-4)
+    with serving(tmp_path, data / "run" / "policy") as server:
+        of_server = ("--server", f"{server.url}/v1", "--model", "policy")
+        scored = run("backtest", *of_server, *named, "--json", "--data-dir", str(data), cwd=tmp_path)
+        asked = server.client().completions.create(model="policy", prompt=[1, 2, 3], echo=True, max_tokens=0, logprobs=1, temperature=1)
+    assert scored.returncode == 4, scored.stderr
+    theirs = json.loads(scored.stdout)
+    assert (theirs["attempts"], theirs["left_out"], theirs["doubts"]) == (16, {}, found["doubts"])
+    figures = ("mass", "effective", "logged", "tail")
+    assert [theirs[name] for name in figures] == pytest.approx([found[name] for name in figures], abs=1e-3)
+    assert theirs["gain"] == pytest.approx(found["gain"], abs=1e-4)
+    assert asked.choices[0].logprobs is not None and len(asked.choices[0].logprobs.token_logprobs or ()) == 3
 
 
 def test_a_model_server_that_dies_ends_the_training_with_an_error_that_names_it(

@@ -37,6 +37,7 @@ NOT_RUN: Final = {
     r"agl-otel (runs|traces steps)\b": "it needs a run: tests/contract/store/test_runs_command.py and test_steps.py",
     r"agl-otel export\b": "it needs model calls with token ids: tests/contract/store/test_export.py",
     r"agl-otel backtest\b": "it needs a model, and attempts of another: tests/system/test_demo.py",
+    r"agl-otel replay\b": "it needs a model, and attempts with tools: tests/contract/store/test_replay.py",
     r"agl-otel runner\b": "it stays: tests/system/test_runner.py plays runners",
     r"agl-otel data move\b": "it needs a stopped stack and servers: test_backup.py and test_move.py in tests/contract",
     r"agl-otel .*--data-dir \.agl/demo-": "of a demo that was played: tests/system/test_demo.py",

@@ -447,7 +447,7 @@ def test_wrong_use_is_reported(store: LightningStore, tmp_path: Path, capsys: py
     assert "name a FILE" in cli.run(code=2)
     assert "there is no folder" in cli.run(str(tmp_path / "nosuch" / "x.jsonl"), code=2)
     target = str(tmp_path / "x.jsonl")
-    assert "agent_match '(' is no regular expression" in cli.run(target, "--agent-match", "(", code=2)
+    assert "'--agent-match': '(' is no regular expression" in cli.run(target, "--agent-match", "(", code=2)
     rewarded = asyncio.run(fill(store, 1.0)).rollout_id  # others of this store have rewards of other names
     assert "no attempt has a reward 'acuracy': there are primary" in cli.run(target, "--rollout", rewarded, "--reward", "acuracy", code=2)
     assert "'--fill-reward': nan is no finite number" in cli.run(target, "--fill-reward", "nan", code=2)

@@ -31,6 +31,14 @@ def test_an_attempt_with_a_reply_of_unknown_distribution_does_not_count(calls: S
     assert (found.batch.rollout_id, dict(found.left_out)) == (["ro-2"], {why: 1})
 
 
+def test_where_only_temperature_one_can_be_scored_an_attempt_with_another_one_does_not_count() -> None:
+    rows = [CallRow(), CallRow(call=2, prompt=(9,), temperature=0.7), CallRow(rollout="ro-2"), CallRow(rollout="ro-3", temperature=0.7)]
+    traces = TracesBuilder().build(*rows)
+    found = weighable(traces, at_one=True)
+    assert (found.batch.rollout_id, dict(found.left_out)) == (["ro-2"], {"other_temperature": 2})
+    assert len(set(weighable(traces).batch.rollout_id)) == 3
+
+
 def test_attempts_without_a_score_or_a_verdict_are_left_out_by_their_own_reason() -> None:
     builder = TracesBuilder(verdict={("ro-1", "at-1"): "incomplete"}, rewards={("ro-2", "at-1"): []}, status={"ro-3": "failed"})
     found = weighable(builder.build(*(CallRow(rollout=f"ro-{number}") for number in range(1, 5))))

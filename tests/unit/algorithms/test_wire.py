@@ -11,7 +11,7 @@ from agl_otel.algorithms.grpo import wire
 from agl_otel.algorithms.grpo.generate import FinishReason, Row, Sampling
 from agl_otel.algorithms.grpo.policy import Policy
 from agl_otel.algorithms.grpo.tools import read_calls
-from agl_otel.algorithms.grpo.wire import Reply, parse
+from agl_otel.algorithms.grpo.wire import Reply, parse, parse_scoring
 from agl_otel.algorithms.options import MOST_TEMPERATURE
 from agl_otel.errors import UsageError
 from agl_otel.types.sampling import all_parameters
@@ -79,6 +79,26 @@ def test_invalid_or_unsupported_fields_are_refused_by_name(change: dict[str, Any
 def test_a_body_that_is_not_an_object_is_refused() -> None:
     with pytest.raises(UsageError, match="JSON object"):
         parse([1])
+
+
+SCORED: dict[str, Any] = {"model": "policy", "prompt": [1, 2], "echo": True, "max_tokens": 0, "logprobs": 1, "temperature": 1.0}
+
+
+@pytest.mark.parametrize(
+    ("change", "named"),
+    [
+        *(({name: value}, "only scores a prompt") for name, value in {"echo": False, "max_tokens": 5, "logprobs": 5, "n": 2}.items()),
+        ({"temperature": 0.7}, "only scores a prompt"),
+        ({"prompt": "a text"}, "only scores a prompt"),
+        ({"prompt": []}, "only scores a prompt"),
+        ({"prompt": [1, "2"]}, "prompt must be a list of token ids"),
+        ({"suffix": "x"}, "unknown fields: suffix"),
+    ],
+)
+def test_completions_only_score_prompts_of_token_ids(change: dict[str, Any], named: str) -> None:
+    assert parse_scoring(SCORED) == [1, 2]
+    with pytest.raises(UsageError, match=named):
+        parse_scoring(SCORED | change)
 
 
 def test_chunks_add_up_to_the_response(policy: Policy) -> None:

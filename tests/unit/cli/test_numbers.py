@@ -32,9 +32,10 @@ def commands(command: click.Command, path: tuple[str, ...] = ()) -> Iterator[tup
         yield path, command
 
 
+COMMANDS = list(commands(cli))
 OPTIONS = [
     (path, option)
-    for path, command in commands(cli)
+    for path, command in COMMANDS
     for option in command.params
     if isinstance(option, click.Option) and isinstance(option.type, NUMBERS)
 ]

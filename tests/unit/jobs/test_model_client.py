@@ -13,7 +13,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from agl_otel.errors import ModelServerError
-from agl_otel.jobs.judge_model import TRIES, Access, BoundError, Bounds, JudgeModel, Price, PromptRefusedError, Spend
+from agl_otel.jobs.model_client import TRIES, Access, BoundError, Bounds, ModelClient, Price, PromptRefusedError, Spend
 from agl_otel.service.retry import Backoff
 from tests.model_server import ModelServer
 
@@ -36,12 +36,12 @@ class Script:
 
 
 @asynccontextmanager
-async def asked(script: Script, spend: Spend, *, timeout_seconds: float = 60.0) -> AsyncGenerator[JudgeModel]:
+async def asked(script: Script, spend: Spend, *, timeout_seconds: float = 60.0) -> AsyncGenerator[ModelClient]:
     server = ModelServer({"/v1/own/chat/completions": script.answer})
     await server.start()
     access = Access("m", f"{server.url}/own/", key_from="MY_KEY", max_answer_tokens=100, timeout_seconds=timeout_seconds)
     try:
-        async with JudgeModel(access, spend, backoff=Backoff(0.001, 0.001)) as model:
+        async with ModelClient(access, spend, backoff=Backoff(0.001, 0.001)) as model:
             yield model
     finally:
         await server.stop()
@@ -105,7 +105,7 @@ async def test_a_server_that_is_silent_or_away_ends_the_call() -> None:
             await model.answer(PROMPT)
         assert silent.calls == spend.estimated == TRIES, "nobody knows what they took"
     spend = Spend(Bounds())
-    async with JudgeModel(Access("m", "http://127.0.0.1:1/v1"), spend, backoff=Backoff(0.001, 0.001)) as model:
+    async with ModelClient(Access("m", "http://127.0.0.1:1/v1"), spend, backoff=Backoff(0.001, 0.001)) as model:
         with pytest.raises(ModelServerError, match=r"http://127\.0\.0\.1:1/v1 does not answer: "):
             await model.answer(PROMPT)
     assert (spend.prompt_tokens, spend.estimated) == (0, 0)

@@ -1,4 +1,4 @@
-"""Ask the model of a judge, behind any server with OpenAI's chat completions, within bounds on calls, tokens and cost.
+"""Ask the model of a judge, a replay or a back-test, behind any server with OpenAI's API, within bounds on calls, tokens and cost.
 
 It is asked directly, without the proxy, which would record its calls as those of an agent.
 """
@@ -7,7 +7,9 @@ from __future__ import annotations
 
 import asyncio
 import json
-from collections.abc import Mapping, Sequence
+import math
+from collections.abc import AsyncGenerator, Mapping, Sequence
+from contextlib import asynccontextmanager
 from dataclasses import dataclass, field
 from typing import Any, Final, NamedTuple, Self
 
@@ -128,7 +130,7 @@ class Access:
     timeout_seconds: float = 600.0
 
 
-class JudgeModel:
+class ModelClient:
     """A model behind an endpoint. Use `async with`."""
 
     def __init__(self, access: Access, spend: Spend, *, backoff: Backoff = BACKOFF) -> None:
@@ -154,15 +156,30 @@ class JudgeModel:
         return size + _TEMPLATE_TOKENS, self._access.max_answer_tokens
 
     async def answer(self, messages: Sequence[Message]) -> str:
-        """Return the model's answer, empty if it has no text.
+        """Return the text of the model's reply, empty if it has none. Raises as `reply`."""
+        content = (await self.reply(messages)).get("content")
+        return content if isinstance(content, str) else ""
 
-        Calls that fail are made again, TRIES times in all. Raises BoundError, PromptRefusedError, ModelServerError.
+    async def reply(self, messages: Sequence[Message], **fields: Any) -> Message:
+        """Return the model's reply as it is; `fields`: more of the request. Raises BoundError, PromptRefusedError, ModelServerError."""
+        own = {"messages": list(messages), "temperature": self._access.temperature, "max_completion_tokens": self._access.max_answer_tokens}
+        return _message_of(await self._asked("chat/completions", {**own, **fields}, self.most_tokens(messages)))
+
+    async def logprobs(self, token_ids: Sequence[int]) -> list[float]:
+        """Return the log-prob of each token but the first after those before it, at temperature 1. Raises as `reply`.
+
+        The server has to take token ids as the prompt of /completions, with `echo` and `logprobs`, as vLLM and SGLang do.
         """
+        body = {"prompt": list(token_ids), "echo": True, "max_tokens": 0, "logprobs": 1, "temperature": 1.0}
+        return _logprobs_of(await self._asked("completions", body, (len(token_ids), 1)), len(token_ids))
+
+    async def _asked(self, path: str, fields: Mapping[str, Any], most: tuple[int, int]) -> Any:
+        """Return the JSON of an answer. Calls that fail are made again, TRIES times in all."""
         tries = Tries(self._backoff, limit=TRIES)
         while True:
-            status, found, wait = await self._call(messages)
+            status, found, wait = await self._call(path, {"model": self._access.model, **fields}, most)
             if status == 200:
-                return _text_of(found)
+                return found
             why = f"{without_secrets(self._access.endpoint)} answers {self._access.model!r} with HTTP {status}: {_said(found)}"
             why = why if status else f"{without_secrets(self._access.endpoint)} does not answer: {found}"
             if status in _OF_THE_PROMPT:
@@ -175,21 +192,14 @@ class JudgeModel:
                 raise ModelServerError(f"{why} ({TRIES} times)")
             await asyncio.sleep(pause)
 
-    async def _call(self, messages: Sequence[Message]) -> tuple[int, Any, float]:
+    async def _call(self, path: str, body: Mapping[str, Any], most: tuple[int, int]) -> tuple[int, Any, float]:
         """Return (status, JSON or text of the answer, seconds of Retry-After); status 0: no answer, for the reason in the text."""
         assert self._session is not None, "it is open"
         access = self._access
-        body = {
-            "model": access.model,
-            "messages": list(messages),
-            "temperature": access.temperature,
-            "max_completion_tokens": access.max_answer_tokens,
-        }
-        most = self.most_tokens(messages)
         await self._spend.reserve(most)
         used: tuple[int, int] | None = None
         try:
-            async with ask(self._session, "POST", f"{access.endpoint.rstrip('/')}/chat/completions", json=body) as response:
+            async with ask(self._session, "POST", f"{access.endpoint.rstrip('/')}/{path}", json=body) as response:
                 content = await whole(response, _MOST_BYTES)
                 found = _json_of(content)
                 used = _usage_of(found) if response.status == 200 else (0, 0)
@@ -208,6 +218,16 @@ class JudgeModel:
             await self._spend.settle(most, used)
 
 
+@asynccontextmanager
+async def tasks() -> AsyncGenerator[asyncio.TaskGroup]:
+    """A group of tasks; of several errors the first is raised by itself, and the other tasks are cancelled."""
+    try:
+        async with asyncio.TaskGroup() as group:
+            yield group
+    except ExceptionGroup as errors:
+        raise errors.exceptions[0] from None
+
+
 def _json_of(content: bytes) -> Any:
     try:
         return json.loads(content)
@@ -222,12 +242,27 @@ def _usage_of(found: Any) -> tuple[int, int] | None:
     return (known[0], known[1]) if len(known) == 2 else None
 
 
-def _text_of(found: Any) -> str:
+def _message_of(found: Any) -> Message:
     try:
-        content = found["choices"][0]["message"]["content"]
+        message = found["choices"][0]["message"]
+        if "content" in message or message["tool_calls"]:
+            return dict(message)
+    except (LookupError, TypeError, ValueError):
+        pass
+    raise ModelServerError(f"the answer is no chat completion: {_said(found)}")
+
+
+def _logprobs_of(found: Any, tokens: int) -> list[float]:
+    try:
+        given = found["choices"][0]["logprobs"]["token_logprobs"][1:tokens]
     except (LookupError, TypeError):
-        raise ModelServerError(f"the answer is no chat completion: {_said(found)}") from None
-    return content if isinstance(content, str) else ""
+        given = []
+    if len(given) != tokens - 1 or not all(isinstance(each, int | float) and not math.isnan(each) for each in given):
+        raise ModelServerError(
+            f"the answer of /completions has no log-probs of the {tokens} tokens of a prompt: the server has to take token ids, `echo` and "
+            f"`logprobs`, as vLLM and SGLang do. It answers {_said(found)}"
+        )
+    return given
 
 
 def _said(found: Any) -> str:
