@@ -24,7 +24,16 @@ from pydantic import Field
 from agl_otel import errors
 from agl_otel.algorithms.base import Algorithm
 from agl_otel.algorithms.metric_sinks import check_metrics, sinks_of
-from agl_otel.algorithms.options import AgentMatch, FillReward, RatioErrorLimit, Seed, StepTimeout, checked
+from agl_otel.algorithms.options import (
+    AgentMatch,
+    FillReward,
+    RatioErrorLimit,
+    RewardSources,
+    RewardWaitSeconds,
+    Seed,
+    StepTimeout,
+    checked,
+)
 from agl_otel.algorithms.outcome import OutcomeStore
 from agl_otel.algorithms.run_folder import RunFolder, digest_of, forced_in, model_fingerprint, write_json
 from agl_otel.algorithms.run_log import RunLog
@@ -89,6 +98,9 @@ class VERL(Algorithm):
         strict_tools: "drop" sends agents' tools without `strict`, so that no model server constrains their arguments.
         rollout_config: retries and time limits of rollouts; None: 1200 seconds, and a retry where the runner was lost.
         step_timeout_seconds: rollouts of a step that have not finished by then are cancelled, left out and counted.
+        reward_sources: whose rewards count (docs/late-rewards.md): "runner", "agent", and sources of feedback. None: everybody's.
+        reward_wait_seconds: how long a rollout that has succeeded waits for a reward, at most `step_timeout_seconds`; those of a validation
+            do not wait.
         ratio_error_limit: verl's probability of each token before a step's update is compared with the one captured during sampling. The
             run ends, and changes nothing, where the ratio of the worst hundredth of the tokens differs from 1 by more than this on average:
             sampling, weights or tokenizer differ. Tokens of earlier weights are left out; with `algorithm.rollout_correction.bypass_mode`
@@ -119,6 +131,8 @@ class VERL(Algorithm):
         strict_tools: StrictTools = "keep",
         rollout_config: RolloutConfig | None = None,
         step_timeout_seconds: StepTimeout | None = None,
+        reward_sources: RewardSources | None = None,
+        reward_wait_seconds: RewardWaitSeconds = 0.0,
         ratio_error_limit: RatioErrorLimit | None = 0.1,
         on_step: Callable[[dict[str, Any]], object] | None = None,
         metrics: Sequence[Any] | None = None,
@@ -146,6 +160,8 @@ class VERL(Algorithm):
         self.strict_tools: StrictTools = strict_tools
         self.rollout_config = rollout_config if rollout_config is not None else retry_lost_runner(ROLLOUT_SECONDS)
         self.step_timeout_seconds = step_timeout_seconds
+        self.reward_sources = [*reward_sources] if reward_sources is not None else None
+        self.reward_wait_seconds = reward_wait_seconds
         self.ratio_error_limit = ratio_error_limit
         self.on_step = on_step
         self.rules = Rules(
@@ -171,6 +187,8 @@ class VERL(Algorithm):
             "config": compared,
             **of_model,
             "rules": asdict(self.rules),
+            "reward_sources": self.reward_sources,
+            "reward_wait_seconds": self.reward_wait_seconds,
             "bridge": self.bridge,
             "strict_tools": self.strict_tools,
             "train": digest_of(list(train)),
@@ -284,6 +302,8 @@ class VERL(Algorithm):
             strict_tools=self.strict_tools,
             rollout_config=self.rollout_config.model_dump(),
             step_seconds=self.step_timeout_seconds,
+            reward_sources=self.reward_sources,
+            reward_wait_seconds=self.reward_wait_seconds,
             ratio_error_limit=self.ratio_error_limit,
             rules=asdict(self.rules),
             run_label=run_label,

@@ -9,13 +9,17 @@ from __future__ import annotations
 import asyncio
 import contextlib
 import logging
+import math
 import time
 from collections import Counter
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
+from functools import partial
 from typing import Any, Final
 
+from agl_otel.algorithms.grpo.groups import REWARD_SECONDS, RewardWait
 from agl_otel.algorithms.utils import sampling_seed
+from agl_otel.algorithms.verl.held import Held
 from agl_otel.algorithms.verl.samples import Counts, Sample, to_samples
 from agl_otel.algorithms.verl.spec import Spec
 from agl_otel.store import Store
@@ -150,8 +154,7 @@ class Rollouts:
 
         watching = asyncio.create_task(watch())
         try:
-            while batch := await _batch(finished):
-                await self._read(batch, by_id)
+            await self._read_ended(finished, by_id)
             await watching
         finally:
             watching.cancel()
@@ -160,8 +163,32 @@ class Rollouts:
         waited_for = [rollout_id for rollout_id, sessions in by_id.items() if not all(session.done.done() for session in sessions)]
         await self._give_up(waited_for, by_id)
 
+    async def _read_ended(self, finished: asyncio.Queue[Rollout | AttemptedRollout | None], by_id: dict[str, list[_Session]]) -> None:
+        """Read the rollouts from the queue, until None, as soon as nothing holds them back."""
+        deadline = time.monotonic() + (math.inf if self.spec.step_seconds is None else self.spec.step_seconds)
+        held = Held([[rollout_id] for rollout_id in by_id], self._reward_wait(next(iter(by_id.values()))[0].request.mode))
+        no_more = False
+        while held.groups:
+            left = max(0.0, deadline - time.monotonic())
+            if no_more:
+                batch: list[Rollout | AttemptedRollout] = []
+                await asyncio.sleep(min(left, REWARD_SECONDS))
+            else:
+                batch, no_more = await _batch(finished, REWARD_SECONDS if held.is_waiting else None)
+            if ready := await held.take(batch, no_more=no_more, is_late=time.monotonic() >= deadline):
+                await self._read(ready, by_id)
+
+    def _reward_wait(self, mode: RolloutMode) -> RewardWait | None:
+        """Return how the rollouts that are trained on wait for rewards; None: they do not."""
+        if mode != "train" or not self.spec.reward_wait_seconds:
+            return None
+        return RewardWait(self.spec.reward_wait_seconds, partial(self.store.rewarded, sources=self.spec.reward_sources))
+
     async def _read(self, batch: Sequence[Rollout | AttemptedRollout], by_id: dict[str, list[_Session]]) -> None:
+        mode = by_id[batch[0].rollout_id][0].request.mode
         traces = await self.store.traces(batch)
+        if mode == "train":
+            traces = traces.trusting(self.spec.reward_sources)
         began = time.thread_time()
         found, counts = to_samples(traces, self.spec.sample_rules)
         counts.cpu_seconds = time.thread_time() - began
@@ -169,7 +196,7 @@ class Rollouts:
             if rollout.rollout_id not in found:  # deleted in the meantime
                 found[rollout.rollout_id] = []
                 counts.add(_not_finished(by_id[rollout.rollout_id][0].request))
-        await self._report_counts(by_id[batch[0].rollout_id][0].request.mode, counts)
+        await self._report_counts(mode, counts)
         for rollout_id, samples in found.items():
             for session in by_id[rollout_id]:
                 if not session.done.done():
@@ -199,15 +226,18 @@ def _not_finished(request: RolloutRequest) -> Counts:
     return Counts(rollouts=1, without_reward=1, refused=Counter(not_finished=1), rewards={request.group: []})
 
 
-async def _batch(queue: asyncio.Queue[Rollout | AttemptedRollout | None]) -> list[Rollout | AttemptedRollout]:
-    """Collect rollouts until READ_GATHER_SECONDS after the first, or until None, which ends the queue; empty after the end."""
+async def _batch(
+    queue: asyncio.Queue[Rollout | AttemptedRollout | None], seconds: float | None
+) -> tuple[list[Rollout | AttemptedRollout], bool]:
+    """Collect rollouts until READ_GATHER_SECONDS after the first, for which it waits `seconds` (None: for ever), or until None, which ends
+    the queue. Returns them, and whether the queue has ended.
+    """
     batch: list[Rollout | AttemptedRollout] = []
-    rollout = await queue.get()
     with contextlib.suppress(TimeoutError):
-        async with asyncio.timeout(READ_GATHER_SECONDS):
-            while rollout is not None:
+        async with asyncio.timeout(seconds) as limit:
+            while (rollout := await queue.get()) is not None:
+                if not batch:
+                    limit.reschedule(asyncio.get_running_loop().time() + READ_GATHER_SECONDS)
                 batch.append(rollout)
-                rollout = await queue.get()
-    if rollout is None:
-        queue.put_nowait(None)  # for the next call
-    return batch
+            return batch, True
+    return batch, False

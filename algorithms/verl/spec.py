@@ -43,6 +43,10 @@ class Spec:
     rollout_config: dict[str, Any] = field(default_factory=lambda: retry_lost_runner(ROLLOUT_SECONDS).model_dump())
     step_seconds: float | None = None
     """Rollouts of a step that have not finished after this time are cancelled, left out and counted. None: no limit."""
+    reward_sources: list[str] | None = None
+    """VERL's option."""
+    reward_wait_seconds: float = 0.0
+    """VERL's option."""
     rules: dict[str, Any] = field(default_factory=lambda: asdict(Rules()))
     run_label: str = ""
     """RUN_LABEL of the rollouts; empty: they have none."""

@@ -134,3 +134,36 @@ async def test_a_deleted_rollout_has_no_sample_and_is_counted(store: LightningSt
     for counts in reported:
         total.add(counts)
     assert (total.rollouts, total.sampled, total.refused) == (2, 1, {"not_finished": 1})
+
+
+async def test_a_rollout_waits_for_a_reward_of_a_trusted_source_and_is_read_once(store: LightningStore) -> None:
+    await store.open()
+    reported: list[Counts] = []
+    run_id = await begin(store)
+    spec = spec_of(run_id, reward_sources=["ann"], reward_wait_seconds=3600.0)
+    rollouts = Rollouts(store, spec, lambda _, counts: reported.append(counts))
+    asked = [asyncio.create_task(rollouts.run(wanted(session))) for session in range(2)]
+    ids = await act(store, 2, rewards=(0.75, 1.0))
+    found: list[float] = []
+    for rollout_id, value in zip(ids, (0.25, 0.5), strict=True):
+        await store.add_reward(value, rollout_id=rollout_id, source="ann")
+        done, left = await asyncio.wait(asked, return_when=asyncio.FIRST_COMPLETED)
+        assert [task.result().rollout_id for task in done] == [rollout_id], "the other one has no reward of ann's yet"
+        found += [sample.reward for task in done for sample in task.result().samples]
+        asked = list(left)
+    assert found == [0.25, 0.5]
+    assert [(counts.rollouts, counts.refused, counts.score.total) for counts in reported] == [(1, {}, 0.25), (1, {}, 0.5)]
+
+
+async def test_a_rollout_whose_reward_does_not_come_in_time_is_refused_and_a_validation_waits_for_none(store: LightningStore) -> None:
+    await store.open()
+    reported: list[tuple[RolloutMode, Counts]] = []
+    run_id = await begin(store)
+    modes: list[tuple[float, RolloutMode]] = [(1e-3, "train"), (3600.0, "val")]
+    for seconds, mode in modes:
+        spec = spec_of(run_id, reward_sources=["ann"], reward_wait_seconds=seconds)
+        rollouts = Rollouts(store, spec, lambda mode, counts: reported.append((mode, counts)))
+        asked = asyncio.create_task(rollouts.run(wanted(0, mode=mode)))
+        await act(store, 1)
+        assert bool((await asked).samples) == (mode == "val"), "whose rewards are everybody's"
+    assert [(mode, counts.refused) for mode, counts in reported] == [("train", {"no_reward": 1}), ("val", {})]

@@ -296,6 +296,8 @@ FAULTS: list[tuple[str, str, str, str]] = [
     ("verl", "algorithm", "fill_reward = inf", r"fill_reward = Infinity: it must be a finite number"),
     ("verl", "algorithm", "seed = -1", r"seed = -1: it must be at least 0"),
     ("verl", "algorithm", "step_timeout_seconds = -1", r"step_timeout_seconds = -1: it must be at least 1 "),
+    ("verl", "algorithm", "reward_wait_seconds = -1", r"reward_wait_seconds = -1: it must be at least 0 .*end of a rollout"),
+    ("verl", "algorithm", "reward_sources = []", r"reward_sources = \[\]: it must be .*non-empty, because a run without"),
     ("verl", "algorithm", "config.actor_rollout_ref.rollout.n = 1", r"rollout\.n is 1, .*Set n to at least 2"),
     ("verl", "algorithm", "config.data.train_batch_size = 0", r"data\.train_batch_size = 0: it must be at least 1"),
     ("verl", "algorithm", "config.actor_rollout_ref.rollout.temperature = 0", r"rollout\.temperature = 0: it must be at least 0\.01"),
