@@ -219,6 +219,13 @@ def _pattern(given: str) -> str:
     return given
 
 
+def _credit(rule: str) -> str:
+    where, _, name = rule.rpartition(":")
+    if rule not in CREDITS and not (where and name):
+        raise ValueError(f"it must be one of {', '.join(CREDITS)}, or a function, as file.py:name or package.module:name")
+    return rule
+
+
 def check_rollouts(prompts_per_step: int, group_size: int) -> None:
     """Raise UsageError where a step has more than MAX_ROLLOUTS rollouts."""
     if (rollouts := prompts_per_step * group_size) > MAX_ROLLOUTS:
@@ -270,7 +277,10 @@ Clip = Annotated[
     float,
     Field(ge=1e-5, lt=1, description="the lower end of the ratio, 1 - clip, is more than 0, and rounding alone moves ratios by about 1e-6"),
 ]
+CREDITS: Final = ("final", "to_go", "states")
+Credit = Annotated[str, AfterValidator(_credit)]
 Device = Annotated[str, AfterValidator(_device)]
+Discount = Annotated[float, Field(ge=0, le=1, description="rewards that are further off count less, or as much")]
 RewardSources = Annotated[
     Sequence[Annotated[str, Field(min_length=1)]], Field(min_length=1, description="a run without a trusted source has no rewards")
 ]
@@ -318,6 +328,7 @@ SamplingTemperature = Annotated[
 ]
 """Of a policy gradient."""
 Seed = Annotated[int, Field(ge=0, lt=1 << 32, description="model servers and numpy take seeds of 32 bits")]
+StateWeight = Annotated[float, Field(ge=0, le=1000, description="0 leaves out the comparison by state")]
 StepTimeout = Annotated[
     float, Field(ge=1, le=MONTH_SECONDS, description="a step waits for its rollouts, which take seconds, and not for ever")
 ]

@@ -4,20 +4,17 @@ from __future__ import annotations
 
 from collections.abc import Callable
 from dataclasses import dataclass
-from functools import partial
 from typing import Any
 
 import numpy as np
 import torch
 from numpy.typing import NDArray
 
-from agl_otel.adapters.credit import Function, Rule, credit
+from agl_otel.adapters.credit import Rule, credit
 from agl_otel.adapters.ragged import count_per_row
 from agl_otel.adapters.token_columns import spread
 from agl_otel.adapters.trajectories import TrajectoryBatch
 from agl_otel.algorithms.grpo.objective import group_advantages
-from agl_otel.algorithms.grpo.options import Advantages
-from agl_otel.service.loading import load_function
 from agl_otel.types.columns import Ragged, Traces
 
 
@@ -31,25 +28,6 @@ class Scored:
     """For each trajectory, whether one of its advantages is not 0."""
     matched_states: float | None = None
     """StepReport.matched_states."""
-
-
-def credit_rule(options: Advantages, function: Function | None, *, scaled: bool) -> Rule | None:
-    """Return the rule by which calls have advantages of their own; None where all calls of a rollout have one.
-
-    Raises UsageError where the function that `credit` names cannot be loaded, unless it is given.
-    """
-    if options.credit == "final" and not options.agent_baselines:
-        return None
-    if options.function is not None:
-        function = function or load_function(options.function)
-    return Rule(
-        returns=function or ("final" if options.credit == "final" else "to_go"),
-        discount=options.discount,
-        states=options.credit == "states",
-        state_weight=options.state_weight,
-        by_agent=options.agent_baselines,
-        compare=partial(compared, scaled=scaled),
-    )
 
 
 def compared(values: NDArray[np.float32], groups: NDArray[np.int64], *, scaled: bool) -> NDArray[np.float32]:

@@ -27,7 +27,7 @@ from agl_otel.adapters.ragged import take
 from agl_otel.adapters.sampling import Assumed, token_temperatures
 from agl_otel.adapters.trajectories import TrajectoryBatch, to_trajectories
 from agl_otel.algorithms.base import Algorithm
-from agl_otel.algorithms.grpo.advantages import Scored, credit_rule, scored
+from agl_otel.algorithms.grpo.advantages import Scored, compared, scored
 from agl_otel.algorithms.grpo.checkpoint import last_checkpoint
 from agl_otel.algorithms.grpo.groups import REWARD_SECONDS, Group, InFlight, RewardWait, Take, TaskOrder, as_take, group_rollouts
 from agl_otel.algorithms.grpo.learner import NO_UPDATE, Learner, Update
@@ -74,7 +74,8 @@ class GRPO(GRPOOptions, Algorithm):
         self._shuffle = random.Random(f"{self.schedule.seed}/shuffle")
         self._run: RunFolder | None = None
         self._offline: list[Group] = []
-        self._rule = credit_rule(self.advantages, self.credit_function, scaled=self.objective.scale_advantages)
+        compare = partial(compared, scaled=self.objective.scale_advantages)
+        self._rule = self.advantages.rule(compare, self.credit_function) if self.advantages.of_calls else None
 
     @property
     def sampling_parameters(self) -> dict[str, Any]:

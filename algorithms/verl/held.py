@@ -35,4 +35,4 @@ class Held:
             group.finish(over & group.unrewarded.keys())
         taken = [group for group in self.groups if group.whole or (no_more and not group.unrewarded)]
         self.groups = [group for group in self.groups if group not in taken]
-        return [rollout for group in taken for rollout in group.finished.values()]
+        return [group.finished[name] for group in taken for name in group.rollout_ids if name in group.finished]

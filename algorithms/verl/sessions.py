@@ -12,7 +12,7 @@ import logging
 import math
 import time
 from collections import Counter
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Collection, Mapping, Sequence
 from dataclasses import dataclass, field
 from functools import partial
 from typing import Any, Final
@@ -22,6 +22,7 @@ from agl_otel.algorithms.utils import sampling_seed
 from agl_otel.algorithms.verl.held import Held
 from agl_otel.algorithms.verl.samples import Counts, Sample, to_samples
 from agl_otel.algorithms.verl.spec import Spec
+from agl_otel.errors import AgentError
 from agl_otel.store import Store
 from agl_otel.types import TERMINAL_STATUSES, AttemptedRollout, EnqueueRolloutRequest, Rollout, RolloutMode
 
@@ -79,6 +80,9 @@ class Rollouts:
     """Called with the counts before the sessions continue; may be async."""
     _waiting: list[_Session] = field(default_factory=list["_Session"])
     _tasks: set[asyncio.Task[None]] = field(default_factory=set["asyncio.Task[None]"])
+
+    def __post_init__(self) -> None:
+        self._rules = self.spec.sample_rules
 
     async def run(self, request: RolloutRequest) -> RolloutResult:
         """Run the rollout and read its samples. Raises what the store raises."""
@@ -166,7 +170,9 @@ class Rollouts:
     async def _read_ended(self, finished: asyncio.Queue[Rollout | AttemptedRollout | None], by_id: dict[str, list[_Session]]) -> None:
         """Read the rollouts from the queue, until None, as soon as nothing holds them back."""
         deadline = time.monotonic() + (math.inf if self.spec.step_seconds is None else self.spec.step_seconds)
-        held = Held([[rollout_id] for rollout_id in by_id], self._reward_wait(next(iter(by_id.values()))[0].request.mode))
+        requests = {rollout_id: sessions[0].request for rollout_id, sessions in by_id.items()}
+        mode = next(iter(requests.values())).mode
+        held = Held(self._groups(requests, mode), self._reward_wait(mode))
         no_more = False
         while held.groups:
             left = max(0.0, deadline - time.monotonic())
@@ -178,6 +184,15 @@ class Rollouts:
             if ready := await held.take(batch, no_more=no_more, is_late=time.monotonic() >= deadline):
                 await self._read(ready, by_id)
 
+    def _groups(self, requests: Mapping[str, RolloutRequest], mode: RolloutMode) -> Collection[Sequence[str]]:
+        """Return the ids of the rollouts that are read together: with credit by calls those of a task, which are compared."""
+        if mode != "train" or not self._rules.advantages.of_calls:
+            return [[rollout_id] for rollout_id in requests]
+        groups: dict[str, list[str]] = {}
+        for rollout_id, request in requests.items():
+            groups.setdefault(request.group, []).append(rollout_id)
+        return groups.values()
+
     def _reward_wait(self, mode: RolloutMode) -> RewardWait | None:
         """Return how the rollouts that are trained on wait for rewards; None: they do not."""
         if mode != "train" or not self.spec.reward_wait_seconds:
@@ -186,11 +201,15 @@ class Rollouts:
 
     async def _read(self, batch: Sequence[Rollout | AttemptedRollout], by_id: dict[str, list[_Session]]) -> None:
         mode = by_id[batch[0].rollout_id][0].request.mode
-        traces = await self.store.traces(batch)
+        traces = await self.store.traces(batch, tree=mode == "train" and self._rules.advantages.of_calls)
         if mode == "train":
             traces = traces.trusting(self.spec.reward_sources)
         began = time.thread_time()
-        found, counts = to_samples(traces, self.spec.sample_rules)
+        try:
+            found, counts = to_samples(traces, self._rules)
+        except AgentError as error:  # the trainer ends the run; verl would go on without these rollouts
+            await self._report_counts(mode, Counts(errors=Counter([str(error)])))
+            raise
         counts.cpu_seconds = time.thread_time() - began
         for rollout in batch:
             if rollout.rollout_id not in found:  # deleted in the meantime

@@ -7,6 +7,7 @@ from collections.abc import Mapping
 from dataclasses import asdict, dataclass, field
 from typing import Any, Final
 
+from agl_otel.algorithms.grpo.options import Advantages
 from agl_otel.algorithms.run_folder import OTHER_CODE, other_code
 from agl_otel.algorithms.run_log import flat
 from agl_otel.algorithms.utils import retry_lost_runner
@@ -61,7 +62,8 @@ class Spec:
     @property
     def sample_rules(self) -> Rules:
         """`rules` as an object."""
-        given: dict[str, Any] = {**self.rules, "take": tuple(self.rules["take"])}
+        advantages = Advantages(**self.rules["advantages"])
+        given: dict[str, Any] = {**self.rules, "take": tuple(self.rules["take"]), "advantages": advantages}
         return Rules(**given)
 
     @property

@@ -6,10 +6,15 @@ import asyncio
 import uuid
 from collections.abc import Sequence
 from dataclasses import asdict
+from pathlib import Path
 
+import pytest
+
+from agl_otel.algorithms.grpo.options import Advantages
 from agl_otel.algorithms.verl.samples import Counts, Rules
 from agl_otel.algorithms.verl.sessions import RolloutRequest, RolloutResult, Rollouts
 from agl_otel.algorithms.verl.spec import Spec
+from agl_otel.errors import AgentError
 from agl_otel.store import LightningStore
 from agl_otel.types import LLM, RolloutMode
 from tests.contract.store.test_export import call_of, reward_of
@@ -167,3 +172,33 @@ async def test_a_rollout_whose_reward_does_not_come_in_time_is_refused_and_a_val
         await act(store, 1)
         assert bool((await asked).samples) == (mode == "val"), "whose rewards are everybody's"
     assert [(mode, counts.refused) for mode, counts in reported] == [("train", {"no_reward": 1}), ("val", {})]
+
+
+async def test_with_credit_by_calls_a_group_is_read_as_a_whole_and_compared(store: LightningStore) -> None:
+    await store.open()
+    reported: list[Counts] = []
+    spec = spec_of(await begin(store), rules=asdict(Rules(advantages=Advantages(credit="to_go"))))
+    rollouts = Rollouts(store, spec, lambda _, counts: reported.append(counts))
+    asked = asyncio.gather(*(rollouts.run(wanted(session)) for session in range(3)))
+    await act(store, 1, rewards=(0.0,))
+    await act(store, 2, rewards=(1.0, None))
+    found = {sample.reward: sample.advantages for read in await asked for sample in read.samples}
+    assert {reward: sorted(set(own or ())) for reward, own in found.items()} == {
+        0.0: [pytest.approx(-(0.5**0.5), abs=1e-5)],
+        1.0: [pytest.approx(0.5**0.5, abs=1e-5)],
+    }
+    assert [(counts.rollouts, counts.refused, counts.credited) for counts in reported] == [(3, {"no_reward": 1}, 2)]
+
+
+async def test_a_failing_function_of_credit_is_reported_and_fails_its_sessions(store: LightningStore, tmp_path: Path) -> None:
+    await store.open()
+    (tmp_path / "mine.py").write_text("def rule(attempt):\n    return [float('nan')] * len(attempt.calls)\n")
+    reported: list[Counts] = []
+    rules = Rules(advantages=Advantages(credit=f"{tmp_path}/mine.py:rule"))
+    rollouts = Rollouts(store, spec_of(await begin(store), rules=asdict(rules)), lambda _, counts: reported.append(counts))
+    asked = asyncio.gather(*(rollouts.run(wanted(session)) for session in range(2)), return_exceptions=True)
+    await act(store, 2)
+    first, second = await asked
+    assert isinstance(first, AgentError) and first is second
+    assert [list(counts.errors) for counts in reported] == [[str(first)]]
+    assert "rule returned [nan]" in str(first)

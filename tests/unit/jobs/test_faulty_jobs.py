@@ -297,6 +297,8 @@ FAULTS: list[tuple[str, str, str, str]] = [
     ("verl", "algorithm", "seed = -1", r"seed = -1: it must be at least 0"),
     ("verl", "algorithm", "step_timeout_seconds = -1", r"step_timeout_seconds = -1: it must be at least 1 "),
     ("verl", "algorithm", "reward_wait_seconds = -1", r"reward_wait_seconds = -1: it must be at least 0 .*end of a rollout"),
+    ("verl", "algorithm", 'credit = "mine.py:nothing"', r"mine\.py has no 'nothing'; its functions are"),
+    ("verl", "algorithm", 'credit = "to_go"\nconfig.algorithm.adv_estimator = "gae"', r'adv_estimator = "gae" excludes credit = "to_go"'),
     ("verl", "algorithm", "reward_sources = []", r"reward_sources = \[\]: it must be .*non-empty, because a run without"),
     ("verl", "algorithm", "config.actor_rollout_ref.rollout.n = 1", r"rollout\.n is 1, .*Set n to at least 2"),
     ("verl", "algorithm", "config.data.train_batch_size = 0", r"data\.train_batch_size = 0: it must be at least 1"),
