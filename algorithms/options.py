@@ -119,11 +119,12 @@ def problems(errors: Collection[Any], model: type[BaseModel], table: str = "", p
 
     `table` is written before each name; `page`, of the docs, has all names.
     """
-    before, lines = f"[{table}] " if table else "", dict[str, str]()
+    before, deepest = f"[{table}] " if table else "", dict[str, Any]()
     for error in errors:
-        name = ".".join(str(part) for part in error["loc"][:1])
-        lines.setdefault(name or error["msg"], before + _line(error, name, model.model_fields, page))
-    return list(lines.values())
+        own = str(error["loc"][0]) if error["loc"] else error["msg"]
+        if len(error["loc"]) > len(deepest.get(own, {"loc": ()})["loc"]) or own not in deepest:
+            deepest[own] = error  # of several forms of an option that with which the value fits best
+    return [before + _line(error, str((*error["loc"], "")[0]), model.model_fields, page) for error in deepest.values()]
 
 
 def _line(error: Mapping[str, Any], name: str, fields: Mapping[str, FieldInfo], page: str) -> str:

@@ -43,6 +43,7 @@ def scored(
     rule: Rule | None,
     *,
     scaled: bool,
+    agent_match: str | None,
     permuted: Callable[[Any], Any] | None,
 ) -> Scored:
     """Compute the advantages of a batch.
@@ -54,13 +55,14 @@ def scored(
         groups: int64, the group of each rollout, 0 … g - 1.
         rule: None: a rollout's advantage is that of its reward.
         scaled: Objective.scale_advantages.
+        agent_match: that of the batch.
         permuted: permutes rewards, for a control experiment.
     """
     if rule is None:
         rewards = batch.reward[np.unique(rollouts, return_index=True)[1]]
         advantages = compared(rewards if permuted is None else permuted(rewards), groups, scaled=scaled)[rollouts]
         return Scored(advantages, advantages != 0)
-    found = credit(traces, batch, groups[rollouts], rule, permuted=permuted)
+    found = credit(traces, batch, groups[rollouts], rule, agent_match=agent_match, permuted=permuted)
     learns = count_per_row(found.advantages != 0, batch.rows.offsets) > 0
     share = found.matched / max(1, found.states) if rule.states else None
     return Scored(spread(traces.calls, batch.rows, found.advantages), learns, share)

@@ -328,7 +328,8 @@ class GRPO(GRPOOptions, Algorithm):
         of_group = np.array([group_of[batch.rollout_id[row]] for row in first])
         dense = np.unique(of_group, return_inverse=True)[1]  # groups numbered 0, 1, … without those that gave no trajectory
         permuted = self._permuted if self.rollouts.shuffle_rewards else None
-        found = scored(traces, batch, back, dense, self._rule, scaled=self.objective.scale_advantages, permuted=permuted)
+        scaled, agents = self.objective.scale_advantages, self.rollouts.agent_match
+        found = scored(traces, batch, back, dense, self._rule, scaled=scaled, agent_match=agents, permuted=permuted)
         informative = {group_of[batch.rollout_id[row]] for row in np.flatnonzero(found.learns).tolist()}
         rows = np.array([group_of[rollout_id] in informative for rollout_id in batch.rollout_id])
         sizes = np.bincount(dense)

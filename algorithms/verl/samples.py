@@ -260,7 +260,7 @@ def _credited(traces: Traces, whole: TrajectoryBatch, batch: TrajectoryBatch, ru
     groups = {rollout.rollout_id: group_of(rollout) for rollout in traces.rollouts}
     dense = np.unique([groups[rollout_id] for rollout_id in uncut.rollout_id], return_inverse=True)[1]
     rule = rules.advantages.rule(partial(group_advantages, scaled=rules.scale_advantages))
-    found = credit(traces, uncut, dense, rule, reward_name=rules.reward_name)
+    found = credit(traces, uncut, dense, rule, reward_name=rules.reward_name, agent_match=rules.agent_match)
     states = Counter(later=found.states, matched=found.matched) if rule.states else Counter[str]()
     return _Credited(spread(traces.calls, uncut.rows, found.advantages), states)
 

@@ -151,6 +151,9 @@ FAULTS: list[tuple[str, str, str, str]] = [
     ("apo", "resources", "prompt =", r"has no prompt for apo to begin with: give one, name = 'text'"),
     ("apo", "resources", 'prompt = "{question"', r"prompt cannot be edited: it is no f-string template.*write it"),
     ("apo", "resources", "prompt = 3", r"prompt: .*write a text, or a table"),
+    ("apo", "algorithm", 'agent_match = { p = "x" }', r"agent_match names p: the initial resources' prompts are prompt; name these"),
+    ("apo", "algorithm", 'agent_match = { prompt = "(" }', r'agent_match = "\(": it is no regular expression'),
+    ("apo", "algorithm", "agent_match = 3", r"agent_match = 3: it must be a text in quotes, non-empty, because an empty pattern"),
     ("apo", "resources", 'llm = { resource_type = "llm", endpoint = "http://m" }', r"llm\.llm\.model: it is missing, and must be given"),
     (
         "grpo",
