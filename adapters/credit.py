@@ -2,7 +2,8 @@
 
 This is the one place that decides which calls a reward belongs to. A reward may be on any span: emitted in a step or a tool, an attribute
 or an evaluation of a sub-agent's span, an evaluation of a call or of its response. Calls are in the order of the collector's sequence; the
-choices of one call share its place, and calls without a whole reply are no steps.
+choices of one call share its place. Calls without a whole reply are no steps, and neither, if some agents alone are trained, are those of
+the others: they are part of the environment.
 
 1. The calls that *earn* a reward are: the one that it names (span or response id); else those at or below its span; else those below the
    nearest span above it that has any (without such a span those of the attempt) that came before it, or all of these if none did. A call
@@ -23,6 +24,7 @@ from __future__ import annotations
 import bisect
 import functools
 import math
+import re
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from typing import Any, Final, Literal, NamedTuple
@@ -67,7 +69,7 @@ class AttemptTree:
     """One attempt, as rules of credit see it."""
 
     calls: Sequence[TreeCall]
-    """In order of the sequence."""
+    """In order of the sequence; of the agents that are trained."""
     rewards: Sequence[Reward]
     """The usable ones of the trained dimension, in order: of several in one place the last counts."""
     spans: Mapping[str, TreeSpan] = field(default_factory=dict[str, TreeSpan])
@@ -136,13 +138,16 @@ def _numbered(spans: Mapping[str, TreeSpan]) -> tuple[dict[str, int], dict[str, 
     return order, end
 
 
-def attempt_trees(traces: Traces, keys: Sequence[AttemptKey], reward_name: str | None = None) -> dict[AttemptKey, AttemptTree]:
+def attempt_trees(
+    traces: Traces, keys: Sequence[AttemptKey], reward_name: str | None = None, *, agent_match: str | None = None
+) -> dict[AttemptKey, AttemptTree]:
     """Return the trees of these attempts; without `traces.tree` their spans are unknown, and rewards are those of flat attempts.
 
-    `reward_name`: the dimension that is the reward; None is the primary one.
+    `reward_name`: the dimension that is the reward; None is the primary one. `agent_match`: a regular expression for the agents whose calls
+    are taken; None: all.
     """
     wanted = set(keys)
-    calls = _calls_of(traces.calls, wanted)
+    calls = _calls_of(traces.calls, wanted, agent_match)
     spans = _spans_of(traces.tree, wanted)
     return {
         key: AttemptTree(
@@ -154,10 +159,11 @@ def attempt_trees(traces: Traces, keys: Sequence[AttemptKey], reward_name: str |
     }
 
 
-def _calls_of(calls: CallColumns, wanted: set[AttemptKey]) -> dict[AttemptKey, list[TreeCall]]:
+def _calls_of(calls: CallColumns, wanted: set[AttemptKey], agent_match: str | None) -> dict[AttemptKey, list[TreeCall]]:
+    agents = {name for name in set(calls.agent) if agent_match is None or re.search(agent_match, name)}
     rows: dict[tuple[AttemptKey, str, int], list[int]] = {}
     for row, key in enumerate(zip(calls.rollout_id, calls.attempt_id, strict=True)):
-        if key in wanted and calls.incomplete[row] in _WHOLE:
+        if key in wanted and calls.incomplete[row] in _WHOLE and calls.agent[row] in agents:
             rows.setdefault((key, calls.process[row], int(calls.call[row])), []).append(row)
     found: dict[AttemptKey, list[TreeCall]] = {}
     responses = calls.response_id or [""] * len(calls)
@@ -299,11 +305,13 @@ def call_returns(
     discount: float,
     reward_name: str | None = None,
     *,
+    agent_match: str | None = None,
     permuted: Callable[[list[float]], list[float]] | None = None,
 ) -> NDArray[np.float64]:
     """Return the return of each entry of TrajectoryBatch.rows.values by `to_go`, without any comparison; arguments as those of `credit`."""
     alone = np.unique(batch.rollout_id, return_inverse=True)[1]
-    return credit(traces, batch, alone, Rule("to_go", discount), reward_name=reward_name, permuted=permuted).returns
+    rule = Rule("to_go", discount)
+    return credit(traces, batch, alone, rule, reward_name=reward_name, agent_match=agent_match, permuted=permuted).returns
 
 
 def credit(
@@ -313,6 +321,7 @@ def credit(
     rule: Rule,
     *,
     reward_name: str | None = None,
+    agent_match: str | None = None,
     permuted: Callable[[list[float]], list[float]] | None = None,
     dtype: Any = np.float32,
 ) -> Credit:
@@ -324,13 +333,14 @@ def credit(
         groups: the group of each trajectory; those of one rollout have the same.
         rule: how returns are computed and compared.
         reward_name: the dimension that is the reward; None is the primary one.
+        agent_match: that of the batch.
         permuted: permutes the values of all rewards of the batch, for a control experiment.
         dtype: returns are rounded to it before they are compared.
 
     Raises AgentError where the user's function fails, or returns anything but a finite number for each call.
     """
     keys = list(zip(batch.rollout_id, batch.attempt_id, strict=True))
-    trees = attempt_trees(traces, keys, reward_name)
+    trees = attempt_trees(traces, keys, reward_name, agent_match=agent_match)
     of_batch = dict(zip(keys, batch.reward.tolist(), strict=True))
     whole = rule.returns == "final"
     trees = {key: _with_reward(tree, of_batch[key]) if whole or not tree.rewards else tree for key, tree in trees.items()}

@@ -99,6 +99,18 @@ def corrected_messages(
     return rows
 
 
+def without_others(spans: Sequence[Span], agent_match: str | None) -> list[Span]:
+    """Return the spans without those of the model calls of agents whose name does not match; None keeps all."""
+    if agent_match is None:
+        return list(spans)
+    others = _ids(_calls(spans, None, None)) - _ids(_calls(spans, None, agent_match))
+    return [span for span in spans if span.span_id not in others]
+
+
+def _ids(calls: Iterable[JoinedCall]) -> set[str]:
+    return {str(getattr(each.span, "span_id", "")) for call in calls for each in call.calls}
+
+
 def _calls(spans: Sequence[Span], llm_call_match: str | None, agent_match: str | None) -> list[JoinedCall]:
     """Return the model calls in the order of their spans."""
     if not spans:

@@ -310,7 +310,7 @@ def _trajectories(reading: Reading, traces: Traces, _: Sequence[Span]) -> Rows:
     rows = [_row(traces, batch, place) for place in range(len(batch))]
     if reading.returns:
         discount = 1.0 if reading.discount is None else reading.discount
-        of_calls = Ragged(call_returns(traces, batch, discount, reading.reward), batch.rows.offsets)
+        of_calls = Ragged(call_returns(traces, batch, discount, reading.reward, agent_match=reading.agent_match), batch.rows.offsets)
         for place, (row, values) in enumerate(zip(rows, of_calls, strict=True)):
             row["returns"] = values.tolist()
             row["token_returns"] = _of_each_token(traces, batch.rows[place].tolist(), row["returns"], row["response_mask"])

@@ -121,11 +121,12 @@ def problems(errors: Collection[Any], model: type[BaseModel], table: str = "", p
 
     `table` is written before each name; `page`, of the docs, has all names.
     """
-    before, lines = f"[{table}] " if table else "", dict[str, str]()
+    before, deepest = f"[{table}] " if table else "", dict[str, Any]()
     for error in errors:
-        name = ".".join(str(part) for part in error["loc"][:1])
-        lines.setdefault(name or error["msg"], before + _line(error, name, model.model_fields, page))
-    return list(lines.values())
+        own = str(error["loc"][0]) if error["loc"] else error["msg"]
+        if len(error["loc"]) > len(deepest.get(own, {"loc": ()})["loc"]) or own not in deepest:
+            deepest[own] = error  # of several forms of an option that with which the value fits best
+    return [before + _line(error, str((*error["loc"], "")[0]), model.model_fields, page) for error in deepest.values()]
 
 
 def _line(error: Mapping[str, Any], name: str, fields: Mapping[str, FieldInfo], page: str) -> str:
@@ -213,6 +214,13 @@ def shown(value: Any) -> str:
 # --- options that several algorithms share
 
 
+def _credit(rule: str) -> str:
+    where, _, name = rule.rpartition(":")
+    if rule not in CREDITS and not (where and name):
+        raise ValueError(f"it must be one of {', '.join(CREDITS)}, or a function, as file.py:name or package.module:name")
+    return rule
+
+
 def check_rollouts(prompts_per_step: int, group_size: int) -> None:
     """Raise UsageError where a step has more than MAX_ROLLOUTS rollouts."""
     if (rollouts := prompts_per_step * group_size) > MAX_ROLLOUTS:
@@ -264,7 +272,10 @@ Clip = Annotated[
     float,
     Field(ge=1e-5, lt=1, description="the lower end of the ratio, 1 - clip, is more than 0, and rounding alone moves ratios by about 1e-6"),
 ]
+CREDITS: Final = ("final", "to_go", "states")
+Credit = Annotated[str, AfterValidator(_credit)]
 Device = Annotated[str, AfterValidator(_device)]
+Discount = Annotated[float, Field(ge=0, le=1, description="rewards that are further off count less, or as much")]
 RewardSources = Annotated[
     Sequence[Annotated[str, Field(min_length=1)]], Field(min_length=1, description="a run without a trusted source has no rewards")
 ]
@@ -313,6 +324,7 @@ SamplingTemperature = Annotated[
 ]
 """Of a policy gradient."""
 Seed = Annotated[int, Field(ge=0, lt=1 << 32, description="model servers and numpy take seeds of 32 bits")]
+StateWeight = Annotated[float, Field(ge=0, le=1000, description="0 leaves out the comparison by state")]
 StepTimeout = Annotated[
     float, Field(ge=1, le=MONTH_SECONDS, description="a step waits for its rollouts, which take seconds, and not for ever")
 ]

@@ -9,7 +9,7 @@ import contextlib
 import os
 import re
 import sys
-from collections.abc import Generator, Sequence
+from collections.abc import Generator, Mapping, Sequence
 from dataclasses import dataclass, field
 from importlib import import_module
 from pathlib import Path
@@ -150,13 +150,15 @@ def _check_agent(job: Job, tasks: Sequence[Any], found: CheckReport) -> None:
                 found.problems.append(f"[agent] command: there is no file {Path(argument).absolute()}")
 
 
-async def _check_store(address: str, token: str, found: CheckReport, pattern: str | None, tasks: Sequence[Any]) -> None:
+async def _check_store(
+    address: str, token: str, found: CheckReport, agent_match: str | Mapping[str, str] | None, tasks: Sequence[Any]
+) -> None:
     if not address:
         found.notes.append("no store is named, and none runs on the data directory: a run starts a stack of its own")
         return
     with _collecting(found, f"the store {address}: "):
         async with await Store.connect(address, token=token) as store:
-            if pattern is not None:
+            for pattern in agent_match.values() if isinstance(agent_match, Mapping) else filter(None, [agent_match]):
                 await _check_match(store, found, pattern, tasks)
 
 

@@ -14,7 +14,7 @@ from agl_otel.adapters import TraceToMessages
 from agl_otel.algorithms.prompts import APO, GEPA, PromptSearch, RandomSearch, poml
 from agl_otel.algorithms.prompts.candidates import prompts_in, template_problem
 from agl_otel.algorithms.prompts.random_search import combinations
-from agl_otel.algorithms.prompts.search import BATCH_SECONDS, default_client, require_openai
+from agl_otel.algorithms.prompts.search import BATCH_SECONDS, check_prompts, default_client, require_openai
 from agl_otel.algorithms.run_folder import Fingerprint
 from agl_otel.errors import SettingsError
 from agl_otel.jobs.algorithm_table import Need, check_sinks, of_table, options_of, without
@@ -81,6 +81,8 @@ def _check_resources(job: Job) -> None:
             raise SettingsError(f"[resources] {name} is empty: it must be the prompt to begin with; write it")
         if why := template_problem(prompt.template, prompt.template, prompt.engine):
             raise SettingsError(f"[resources] {name} cannot be edited: {why}; write it with balanced braces, or as engine = 'jinja'")
+    with of_table("algorithm"):
+        check_prompts(job.options.get("agent_match"), list(prompts_in(job.resources)))
     if "choices" in job.options:
         with of_table("algorithm"):
             combinations(job.options["choices"], {name: prompt.template for name, prompt in prompts_in(job.resources).items()})

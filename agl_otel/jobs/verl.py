@@ -46,7 +46,7 @@ def needs(job: Job) -> list[Need]:
 
 def _check_options(job: Job) -> None:
     with of_table("algorithm"):
-        VERL(**job.options).check()
+        _made(job, None).check()
 
 
 def _check_model(job: Job) -> Findings:
@@ -82,7 +82,9 @@ def _names_model(job: Job) -> bool:
 
 
 def _made(job: Job, model_dir: Path | None, **more: Any) -> VERL:
-    return VERL(model_dir=model_dir, rollout_config=retry_lost_runner(job.agent.timeout_seconds), **more, **job.options)
+    made = VERL(model_dir=model_dir, rollout_config=retry_lost_runner(job.agent.timeout_seconds), **more, **job.options)
+    made.credit_reference = job.located(made.credit_reference)
+    return made
 
 
 def _fingerprint(job: Job, algorithm: VERL) -> Fingerprint:

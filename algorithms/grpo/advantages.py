@@ -4,20 +4,17 @@ from __future__ import annotations
 
 from collections.abc import Callable
 from dataclasses import dataclass
-from functools import partial
 from typing import Any
 
 import numpy as np
 import torch
 from numpy.typing import NDArray
 
-from agl_otel.adapters.credit import Function, Rule, credit
+from agl_otel.adapters.credit import Rule, credit
 from agl_otel.adapters.ragged import count_per_row
 from agl_otel.adapters.token_columns import spread
 from agl_otel.adapters.trajectories import TrajectoryBatch
 from agl_otel.algorithms.grpo.objective import group_advantages
-from agl_otel.algorithms.grpo.options import Advantages
-from agl_otel.service.loading import load_function
 from agl_otel.types.columns import Ragged, Traces
 
 
@@ -33,25 +30,6 @@ class Scored:
     """StepReport.matched_states."""
 
 
-def credit_rule(options: Advantages, function: Function | None, *, scaled: bool) -> Rule | None:
-    """Return the rule by which calls have advantages of their own; None where all calls of a rollout have one.
-
-    Raises UsageError where the function that `credit` names cannot be loaded, unless it is given.
-    """
-    if options.credit == "final" and not options.agent_baselines:
-        return None
-    if options.function is not None:
-        function = function or load_function(options.function)
-    return Rule(
-        returns=function or ("final" if options.credit == "final" else "to_go"),
-        discount=options.discount,
-        states=options.credit == "states",
-        state_weight=options.state_weight,
-        by_agent=options.agent_baselines,
-        compare=partial(compared, scaled=scaled),
-    )
-
-
 def compared(values: NDArray[np.float32], groups: NDArray[np.int64], *, scaled: bool) -> NDArray[np.float32]:
     """Return `group_advantages` in torch's arithmetic, whatever the rule: of equal returns they are equal to the last bit."""
     return group_advantages(torch.from_numpy(values), torch.from_numpy(groups), scaled=scaled).numpy()
@@ -65,6 +43,7 @@ def scored(
     rule: Rule | None,
     *,
     scaled: bool,
+    agent_match: str | None,
     permuted: Callable[[Any], Any] | None,
 ) -> Scored:
     """Compute the advantages of a batch.
@@ -76,13 +55,14 @@ def scored(
         groups: int64, the group of each rollout, 0 … g - 1.
         rule: None: a rollout's advantage is that of its reward.
         scaled: Objective.scale_advantages.
+        agent_match: that of the batch.
         permuted: permutes rewards, for a control experiment.
     """
     if rule is None:
         rewards = batch.reward[np.unique(rollouts, return_index=True)[1]]
         advantages = compared(rewards if permuted is None else permuted(rewards), groups, scaled=scaled)[rollouts]
         return Scored(advantages, advantages != 0)
-    found = credit(traces, batch, groups[rollouts], rule, permuted=permuted)
+    found = credit(traces, batch, groups[rollouts], rule, agent_match=agent_match, permuted=permuted)
     learns = count_per_row(found.advantages != 0, batch.rows.offsets) > 0
     share = found.matched / max(1, found.states) if rule.states else None
     return Scored(spread(traces.calls, batch.rows, found.advantages), learns, share)

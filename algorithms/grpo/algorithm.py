@@ -27,7 +27,7 @@ from agl_otel.adapters.ragged import take
 from agl_otel.adapters.sampling import Assumed, token_temperatures
 from agl_otel.adapters.trajectories import TrajectoryBatch, to_trajectories
 from agl_otel.algorithms.base import Algorithm
-from agl_otel.algorithms.grpo.advantages import Scored, credit_rule, scored
+from agl_otel.algorithms.grpo.advantages import Scored, compared, scored
 from agl_otel.algorithms.grpo.checkpoint import last_checkpoint
 from agl_otel.algorithms.grpo.groups import REWARD_SECONDS, Group, InFlight, RewardWait, Take, TaskOrder, as_take, group_rollouts
 from agl_otel.algorithms.grpo.learner import NO_UPDATE, Learner, Update
@@ -76,7 +76,8 @@ class GRPO(GRPOOptions, Algorithm):
         self._run: RunFolder | None = None
         self._offline: Offline | None = None
         self._found: list[Group] = []
-        self._rule = credit_rule(self.advantages, self.credit_function, scaled=self.objective.scale_advantages)
+        compare = partial(compared, scaled=self.objective.scale_advantages)
+        self._rule = self.advantages.rule(compare, self.credit_function) if self.advantages.of_calls else None
 
     @property
     def sampling_parameters(self) -> dict[str, Any]:
@@ -330,7 +331,8 @@ class GRPO(GRPOOptions, Algorithm):
         of_group = np.array([group_of[batch.rollout_id[row]] for row in first])
         dense = np.unique(of_group, return_inverse=True)[1]  # groups numbered 0, 1, … without those that gave no trajectory
         permuted = self._permuted if self.rollouts.shuffle_rewards else None
-        found = scored(traces, batch, back, dense, self._rule, scaled=self.objective.scale_advantages, permuted=permuted)
+        scaled, agents = self.objective.scale_advantages, self.rollouts.agent_match
+        found = scored(traces, batch, back, dense, self._rule, scaled=scaled, agent_match=agents, permuted=permuted)
         informative = {group_of[batch.rollout_id[row]] for row in np.flatnonzero(found.learns).tolist()}
         rows = np.array([group_of[rollout_id] in informative for rollout_id in batch.rollout_id])
         sizes = np.bincount(dense)

@@ -16,6 +16,7 @@ from typing import Annotated, Any, Final, Literal, Self
 
 from pydantic import AfterValidator, Field
 
+from agl_otel.adapters.credit import Compare, Function, Rule
 from agl_otel.algorithms.grpo.optimizers import OptimizerName, require_optimizer
 from agl_otel.algorithms.grpo.report import StepReport
 from agl_otel.algorithms.metric_sinks import check_metrics
@@ -23,7 +24,9 @@ from agl_otel.algorithms.offline import check_offline
 from agl_otel.algorithms.options import (
     AgentMatch,
     Clip,
+    Credit,
     Device,
+    Discount,
     FillReward,
     KlCoefficient,
     LearningRate,
@@ -38,6 +41,7 @@ from agl_otel.algorithms.options import (
     SamplingTemperature,
     Seed,
     SelectionName,
+    StateWeight,
     StepTimeout,
     TargetScore,
     Threads,
@@ -48,6 +52,7 @@ from agl_otel.algorithms.options import (
 )
 from agl_otel.algorithms.run_folder import RunFolder
 from agl_otel.errors import SettingsError, UsageError
+from agl_otel.service.loading import load_function
 from agl_otel.types import RolloutConfig, RolloutMode
 from agl_otel.types.resources import Bridging, StrictTools
 
@@ -70,15 +75,6 @@ def _ends(targets: Sequence[str] | str) -> Sequence[str] | str:
     return targets
 
 
-def _credit(rule: str) -> str:
-    """Accept `credit`. Raises ValueError."""
-    where, _, name = rule.rpartition(":")
-    if rule not in CREDITS and not (where and name):
-        raise ValueError(f"it must be one of {', '.join(CREDITS)}, or a function, as file.py:name or package.module:name")
-    return rule
-
-
-CREDITS: Final = ("final", "to_go", "states")
 ALL_LINEAR: Final = "all-linear"
 ON_CPU: Final = ("eager", "sdpa")
 """Implementations of attention that compute gradients on the CPU; flex_attention samples there, and fails at the first update."""
@@ -386,13 +382,13 @@ class Objective:
 class Advantages:
     """What each call has of the rewards of its attempt, and what that is compared with (credit.md)."""
 
-    credit: Annotated[str, AfterValidator(_credit)] = "final"
+    credit: Credit = "final"
     """"final": every call has the reward of its attempt. "to_go": the rewards that came after it, on any span of the attempt, compared with
     those of the group's other attempts at the same call. "states": GiGPO (arXiv:2505.10978), where calls of a group with equal prompts,
     token for token, are compared, too. A function, as "file.py:name", that returns the return of each call of an attempt."""
-    discount: Annotated[float, Field(ge=0, le=1, description="rewards that are further off count less, or as much")] = 1.0
+    discount: Discount = 1.0
     """With "to_go" and "states": a reward counts for each call this many times as much as for the next one that it belongs to."""
-    state_weight: Annotated[float, Field(ge=0, le=1000, description="0 leaves out the comparison by state")] = 1.0
+    state_weight: StateWeight = 1.0
     """With "states": the weight of the advantages by state (omega in GiGPO, eq. 8)."""
     agent_baselines: bool = False
     """In attempts of several agents: compare the calls of each agent with those of the same agent alone, so that advantages have the mean
@@ -410,9 +406,30 @@ class Advantages:
             )
 
     @property
-    def function(self) -> str | None:
+    def of_calls(self) -> bool:
+        """Whether calls have advantages of their own; else all calls of a rollout have one."""
+        return self.credit != "final" or self.agent_baselines
+
+    @property
+    def reference(self) -> str | None:
         """The reference of the user's function; None without one."""
         return self.credit if ":" in self.credit else None
+
+    def rule(self, compare: Compare, function: Function | None = None) -> Rule:
+        """Return the rule by which calls have advantages of their own.
+
+        `function`: the user's, already loaded. Raises UsageError where the function that `credit` names cannot be loaded.
+        """
+        if self.reference is not None:
+            function = function or load_function(self.reference)
+        return Rule(
+            returns=function or ("final" if self.credit == "final" else "to_go"),
+            discount=self.discount,
+            states=self.credit == "states",
+            state_weight=self.state_weight,
+            by_agent=self.agent_baselines,
+            compare=compare,
+        )
 
 
 OPTION_GROUPS: Final[dict[str, type[Any]]] = {

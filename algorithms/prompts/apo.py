@@ -7,7 +7,7 @@ by its rollouts (the textual gradient), a model edits the prompt accordingly, an
 from __future__ import annotations
 
 import asyncio
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from pathlib import Path
 from typing import Annotated, Any, Generic, TypeVar
 
@@ -19,7 +19,7 @@ from agl_otel.algorithms.prompts.candidates import Candidate
 from agl_otel.algorithms.prompts.editor import EditorError, SearchOverError
 from agl_otel.algorithms.prompts.evaluate import Evaluation
 from agl_otel.algorithms.prompts.poml import WORDING, render
-from agl_otel.algorithms.prompts.search import BATCH_SECONDS, BatchTimeout, EditorTemperature, ModelName, PromptSearch
+from agl_otel.algorithms.prompts.search import BATCH_SECONDS, Agents, BatchTimeout, EditorTemperature, ModelName, PromptSearch
 from agl_otel.algorithms.utils import batch_iter_over_dataset
 from agl_otel.errors import UsageError
 
@@ -32,7 +32,7 @@ EDIT_PROMPTS = tuple(WORDING / f"edit_{name}.poml" for name in ("rewrite", "one_
 
 @checked
 class APO(PromptSearch, Generic[T]):
-    """Improves the first prompt template of the initial resources. Needs the adapter TraceToMessages and both data sets.
+    """Improves one prompt template of the initial resources. Needs the adapter TraceToMessages and both data sets.
 
     Args:
         async_openai_client: client of the editor; see PromptSearch.
@@ -45,6 +45,8 @@ class APO(PromptSearch, Generic[T]):
         branch_factor: number of edits of each parent.
         beam_rounds: number of rounds.
         rollout_batch_timeout: seconds for a batch of rollouts.
+        agent_match: show the editor the model calls of agents whose name matches this regular expression alone, as in {prompt: expression},
+            which also names the prompt that is edited. None: the first prompt, every agent.
         run_initial_validation: score the initial prompt on the whole validation set; otherwise the first round's leader is the first best.
         gradient_prompts, edit_prompts: POML files; each call uses one at random. Default: GRADIENT_PROMPTS, EDIT_PROMPTS.
         more: PromptSearch's options.
@@ -65,6 +67,7 @@ class APO(PromptSearch, Generic[T]):
         branch_factor: Annotated[int, Field(ge=1, le=1000, description="a round edits each parent at least once")] = 4,
         beam_rounds: Annotated[int, Field(ge=1, le=10_000, description="a search without a round changes nothing")] = 3,
         rollout_batch_timeout: BatchTimeout = BATCH_SECONDS,
+        agent_match: Agents = None,
         run_initial_validation: bool = True,
         gradient_prompts: Files = GRADIENT_PROMPTS,
         edit_prompts: Files = EDIT_PROMPTS,
@@ -77,6 +80,9 @@ class APO(PromptSearch, Generic[T]):
                 f"{MAX_EDITS}, because each takes two calls of the editor and a batch of rollouts; give smaller ones"
             )
         super().__init__(async_openai_client, temperature=diversity_temperature, rollout_batch_timeout=rollout_batch_timeout, **more)
+        if isinstance(agent_match, Mapping) and len(agent_match) > 1:
+            raise UsageError(f"agent_match names {', '.join(agent_match)}: APO edits one prompt; name one, or use GEPA")
+        self.agent_match = agent_match
         self.gradient_model = gradient_model
         self.apply_edit_model = apply_edit_model
         self.gradient_batch_size = gradient_batch_size
@@ -96,7 +102,7 @@ class APO(PromptSearch, Generic[T]):
 
     async def _search(self, seed: Candidate, train: Sequence[Any], val: Sequence[Any]) -> str:
         """For each round, expand the beam, compare the candidates, keep the best, and score the leader on the whole validation set."""
-        self._prompt_name = next(iter(seed.templates))
+        self._prompt_name = self._edited(seed)[0]
         self._scored: dict[str, Evaluation] = {}
         self._train = batch_iter_over_dataset(train, self.gradient_batch_size, self._source("train"))
         batches: Iterator[Sequence[Any]] = batch_iter_over_dataset(val, self.val_batch_size, self._source("val"))
@@ -145,7 +151,8 @@ class APO(PromptSearch, Generic[T]):
         gradient_file, edit_file = source.choice(self.gradient_prompts), source.choice(self.edit_prompts)
 
         async def gradient_prompt() -> str:
-            return render(gradient_file, {"prompt": prompt, "samples": await self.evaluator.samples(evaluation, tasks, places)})
+            samples = await self.evaluator.samples(evaluation, tasks, places, agents=self._agents(self._prompt_name))
+            return render(gradient_file, {"prompt": prompt, "samples": samples})
 
         shown = [gradient_file.name, prompt, [evaluation.rollout_ids[place] for place in places]]
         try:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import copy
 import json
 import logging
 from collections.abc import Mapping, Sequence
@@ -9,6 +10,7 @@ from dataclasses import asdict, dataclass, field
 from typing import Any, Final
 
 from agl_otel.adapters import TraceAdapter
+from agl_otel.adapters.messages import without_others
 from agl_otel.algorithms.grpo.groups import cancel_if_exists, requeue_failed
 from agl_otel.algorithms.prompts.candidates import Candidate, prompts_in
 from agl_otel.algorithms.prompts.editor import SearchOverError, Spend
@@ -96,18 +98,27 @@ class Evaluator:
         """Publish the candidate as the latest resources, which rollouts without a `resources_id` use."""
         await self.store.publish(self._resources_of(candidate), resources_id=self.resources_id(candidate))
 
-    async def samples(self, evaluation: Evaluation, tasks: Sequence[Any], places: Sequence[int]) -> list[dict[str, Any]]:
-        """Format the rollouts at `places` as values for a prompt file: number, status, reward, task, messages, spans."""
+    async def samples(
+        self, evaluation: Evaluation, tasks: Sequence[Any], places: Sequence[int], *, agents: str | None = None
+    ) -> list[dict[str, Any]]:
+        """Format the rollouts at `places` as values for a prompt file: number, status, reward, task, messages, spans.
+
+        `agents`: a regular expression for the names of the agents whose model calls are shown; None: the adapter's.
+        """
+        adapter: Any = copy.copy(self.adapter)
+        if agents is not None:
+            adapter.agent_match = agents
+        shown: str | None = getattr(adapter, "agent_match", None)
         ids = [evaluation.rollout_ids[place] for place in places]
         spans: dict[str, list[Span]] = {rollout_id: [] for rollout_id in ids}
         for span in await self.store.spans(ids) if ids else []:
             spans[span.rollout_id].append(span)
-        messages = {rollout_id: self._messages(own) for rollout_id, own in spans.items()}
+        messages = {rollout_id: _messages(adapter, own) for rollout_id, own in spans.items()}
         if empty := [rollout_id for rollout_id, text in messages.items() if not text]:
             _log.warning(
                 "%s found no messages in %d of %d rollouts for the editor: %s. Does their agent call its model through the proxy, or under "
-                "an instrumentation that captures content?",
-                type(self.adapter).__name__, len(empty), len(ids), ", ".join(empty),
+                "an instrumentation that captures content%s?",
+                type(adapter).__name__, len(empty), len(ids), ", ".join(empty), f", and is its name matched by {shown!r}" if shown else "",
             )  # fmt: skip
         return [
             {
@@ -116,7 +127,7 @@ class Evaluator:
                 "reward": "none" if (reward := evaluation.rewards[place]) is None else f"{reward:g}",
                 "task": _cut("Task: " + _text(tasks[place])),
                 "messages": _cut(messages[rollout_id] or NO_MESSAGES),
-                "spans": _cut("\n".join(f"{span.name}: {json.dumps(span.attributes, default=str)}" for span in spans[rollout_id])),
+                "spans": _cut("\n".join(map(_shown, without_others(spans[rollout_id], shown)))),
             }
             for number, (place, rollout_id) in enumerate(zip(places, ids, strict=True), start=1)
         ]
@@ -163,12 +174,17 @@ class Evaluator:
             [rewards.get(one) if status.get(one) == "succeeded" else None for one in rollout_ids],
         )
 
-    def _messages(self, spans: Sequence[Span]) -> str:
-        try:
-            conversations: list[dict[str, Any]] = self.adapter.adapt(spans) if spans else []
-        except (DataError, ValueError) as error:
-            return f"(the messages cannot be read: {error})"
-        return "\n\n".join("\n".join(_line(message) for message in each["messages"]) for each in conversations)
+
+def _messages(adapter: TraceAdapter[Any], spans: Sequence[Span]) -> str:
+    try:
+        conversations: list[dict[str, Any]] = adapter.adapt(spans) if spans else []
+    except (DataError, ValueError) as error:
+        return f"(the messages cannot be read: {error})"
+    return "\n\n".join("\n".join(_line(message) for message in each["messages"]) for each in conversations)
+
+
+def _shown(span: Span) -> str:
+    return f"{span.name}: {json.dumps(span.attributes, default=str)}"
 
 
 def _line(message: Mapping[str, Any]) -> str:

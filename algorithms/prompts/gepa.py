@@ -20,7 +20,7 @@ from agl_otel.algorithms.prompts.candidates import Candidate
 from agl_otel.algorithms.prompts.editor import EditorError
 from agl_otel.algorithms.prompts.evaluate import Evaluation
 from agl_otel.algorithms.prompts.poml import WORDING, render
-from agl_otel.algorithms.prompts.search import MaxRollouts, ModelName, PromptSearch
+from agl_otel.algorithms.prompts.search import Agents, MaxRollouts, ModelName, PromptSearch
 from agl_otel.algorithms.utils import batch_iter_over_dataset
 from agl_otel.types.scores import MAX_REWARD
 
@@ -32,7 +32,7 @@ SHOWN_WINS = 3  # number of tasks won by each prompt that the editor sees for a 
 
 @checked
 class GEPA(PromptSearch, Generic[T]):
-    """Improves all prompt templates of the initial resources, in turn. Needs the adapter TraceToMessages and both data sets.
+    """Improves the prompt templates of the initial resources, in turn. Needs the adapter TraceToMessages and both data sets.
 
     Args:
         async_openai_client: client of the editor; see PromptSearch.
@@ -41,6 +41,8 @@ class GEPA(PromptSearch, Generic[T]):
         max_iterations: limit on mutations and merges together.
         max_merges: limit on attempted merges; 0: none.
         max_rollouts: the rollout budget; None: limited by max_iterations only.
+        agent_match: show the editor the model calls of agents whose name matches this regular expression alone; {prompt: expression} names
+            the prompts that are edited, and the agents of each. None: all prompts, every agent.
         perfect_reward: a parent with at least this reward on each task of its minibatch is not mutated; None: always mutate.
         reflect_prompt, merge_prompt: POML files. Default: REFLECT_PROMPT, MERGE_PROMPT.
         more: PromptSearch's options.
@@ -57,12 +59,14 @@ class GEPA(PromptSearch, Generic[T]):
         max_iterations: Annotated[int, Field(ge=1, le=1_000_000, description="a search without an iteration changes nothing")] = 20,
         max_merges: Annotated[int, Field(ge=0, le=1_000_000, description="0 is none")] = 5,
         max_rollouts: MaxRollouts | None = None,
+        agent_match: Agents = None,
         perfect_reward: Annotated[float | None, Field(ge=-MAX_REWARD, le=MAX_REWARD, description="rewards are compared with it")] = 1.0,
         reflect_prompt: str | Path = REFLECT_PROMPT,
         merge_prompt: str | Path = MERGE_PROMPT,
         **more: Any,
     ) -> None:
         super().__init__(async_openai_client, max_rollouts=max_rollouts, **more)
+        self.agent_match = agent_match
         self.reflection_model = reflection_model
         self.minibatch_size = minibatch_size
         self.max_iterations = max_iterations
@@ -117,21 +121,23 @@ class GEPA(PromptSearch, Generic[T]):
         """Mutate a candidate of the front; return the child if it scores better on `tasks` than its parent, else None."""
         step = f"iteration {number}"
         parent = self._pool[pareto.choose(self._scores, self._source(step))]
-        name = list(parent.templates)[number % len(parent.templates)]
+        names = self._edited(parent)
+        name = names[number % len(names)]
         before = await self.evaluator.evaluate(f"{step}/before", parent, tasks, "train")
         if self.perfect_reward is not None and min(before.per_task) >= self.perfect_reward:
             return None
-        child = self._child(parent, name, await self._reflect(step, parent.templates[name], before, tasks))
+        child = self._child(parent, name, await self._reflect(step, name, parent.templates[name], before, tasks))
         if child is None or child.templates == parent.templates:
             return None
         after = await self.evaluator.evaluate(f"{step}/after", child, tasks, "train")
         return await self._join(child) if after.score > before.score else None
 
-    async def _reflect(self, step: str, prompt: str, evaluation: Evaluation, tasks: Sequence[Any]) -> str:
+    async def _reflect(self, step: str, name: str, prompt: str, evaluation: Evaluation, tasks: Sequence[Any]) -> str:
         places = [place for place, status in enumerate(evaluation.statuses) if status is not None]
 
         async def reflection_prompt() -> str:
-            return render(self.reflect_prompt, {"prompt": prompt, "samples": await self.evaluator.samples(evaluation, tasks, places)})
+            samples = await self.evaluator.samples(evaluation, tasks, places, agents=self._agents(name))
+            return render(self.reflect_prompt, {"prompt": prompt, "samples": samples})
 
         return await self.editor.ask(f"{step}/reflect", self.reflection_model, [prompt, evaluation.rollout_ids], reflection_prompt)
 
@@ -161,13 +167,13 @@ class GEPA(PromptSearch, Generic[T]):
         return await self._join(child) if done.score >= max(parent_scores) else None
 
     async def _merged(self, step: str, better: Candidate, other: Candidate) -> Candidate | None:
-        if len(better.templates) > 1:
+        if len(names := self._edited(better)) > 1:
             shared = pareto.common_ancestor(better.version, other.version, self._parents(), self._scores)
             if shared is None:
                 return None
             texts = pareto.merged(self._pool[shared].templates, better.templates, other.templates, left_is_better=True)
             return self._new_candidate(texts, better, other)
-        name = next(iter(better.templates))
+        (name,) = names
         first, second = better.templates[name], other.templates[name]
 
         async def merge_prompt() -> str:

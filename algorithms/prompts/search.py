@@ -19,20 +19,26 @@ from pydantic import Field
 from agl_otel.adapters import TraceAdapter, TraceToMessages
 from agl_otel.algorithms.base import Algorithm
 from agl_otel.algorithms.metric_sinks import check_metrics, sinks_of
-from agl_otel.algorithms.options import MONTH_SECONDS, Seed, checked
+from agl_otel.algorithms.options import MONTH_SECONDS, AgentMatch, Seed, checked
 from agl_otel.algorithms.prompts.candidates import Candidate, cleaned, prompts_in, template_problem
 from agl_otel.algorithms.prompts.editor import Editor, SearchOverError, Spend
 from agl_otel.algorithms.prompts.evaluate import Evaluation, Evaluator
 from agl_otel.algorithms.prompts.journal import Journal, digest_of
 from agl_otel.algorithms.run_log import RunLog, flat
 from agl_otel.algorithms.utils import items, retry_lost_runner
-from agl_otel.errors import SettingsError
+from agl_otel.errors import SettingsError, UsageError
 from agl_otel.types import Dataset, NamedResources, PromptTemplate, RolloutConfig, TrainingStep
 from agl_otel.types.scores import Score
 
 _log = logging.getLogger(__name__)
 
 EditorTemperature = Annotated[float, Field(ge=0, le=2, description="OpenAI's API takes no other")]
+Agents = (
+    AgentMatch
+    | Annotated[Mapping[str, AgentMatch], Field(min_length=1, description="a search that edits no prompt changes nothing")]
+    | None
+)
+"""A pattern for the agents of all prompts, or {name of a prompt that is edited: pattern for its agents}; None: all prompts, every agent."""
 BATCH_SECONDS: Final = 3600.0
 BatchTimeout = Annotated[
     float, Field(ge=1, le=MONTH_SECONDS, description="the search waits for each batch, which takes seconds, and not for ever")
@@ -81,6 +87,8 @@ class PromptSearch(Algorithm):
         super().__init__()
         check_metrics(metrics)
         self.metrics = metrics
+        self.agent_match: Agents = None
+        """Which prompts are edited, and whose model calls the editor is shown; set by searches that have an editor."""
         self.client = async_openai_client
         self._own_client: Any = None
         self.temperature = temperature
@@ -105,7 +113,7 @@ class PromptSearch(Algorithm):
 
     def _options(self) -> dict[str, Any]:
         """Return the options that are part of the run's fingerprint, as JSON."""
-        return {"temperature": self.temperature}
+        return {"temperature": self.temperature, "agent_match": self.agent_match}
 
     def run_fingerprint(self, train: Sequence[Any], val: Sequence[Any], resources: NamedResources) -> dict[str, Any]:
         """Return the run's fingerprint, as JSON: the options in its run.json."""
@@ -128,7 +136,13 @@ class PromptSearch(Algorithm):
             raise ValueError(f"{type(self).__name__} needs train_dataset: tasks by whose rollouts prompts are improved")
         if not val:
             raise ValueError(f"{type(self).__name__} needs val_dataset: tasks by whose rollouts prompts are chosen")
-        for name, prompt in prompts_in(self.get_initial_resources()).items():
+        prompts = prompts_in(self.get_initial_resources())
+        check_prompts(self.agent_match, list(prompts))
+        if self.agent_match is not None and adapter.agent_match is not None:
+            raise UsageError(
+                f"agent_match of {type(self).__name__} is {self.agent_match!r}, and the adapter's is {adapter.agent_match!r}: give one"
+            )
+        for name, prompt in prompts.items():
             if why := template_problem(prompt.template, prompt.template, prompt.engine):
                 raise ValueError(
                     f"{type(self).__name__} cannot edit prompt {name}: {why} (one that format() does not fill in may be engine='jinja')"
@@ -208,6 +222,14 @@ class PromptSearch(Algorithm):
             self.get_store(), journal, adapter, resources, self.spend, self.rollout_batch_timeout, self.max_rollouts, self.rollout_config
         )
 
+    def _edited(self, candidate: Candidate) -> list[str]:
+        """Return the names of the prompts that are edited, in the order of the resources."""
+        return [name for name in candidate.templates if not isinstance(self.agent_match, Mapping) or name in self.agent_match]
+
+    def _agents(self, name: str) -> str | None:
+        """Return the pattern for the agents whose calls the editor is shown for a prompt; None: it is shown all."""
+        return self.agent_match.get(name) if isinstance(self.agent_match, Mapping) else self.agent_match
+
     def _source(self, name: str) -> random.Random:
         """Create the random source called `name`, which depends only on the run's seed and the name."""
         return random.Random(f"{self._seed}/{name}")
@@ -274,6 +296,12 @@ class PromptSearch(Algorithm):
             metrics=flat(metrics | ({"best_score": self.best_score} if self.best_score != float("-inf") else {})),
             attempts=[(rollout_id, "") for each in done for rollout_id in each.rollout_ids],
         )
+
+
+def check_prompts(agent_match: Agents, prompts: Sequence[str]) -> None:
+    """Raise UsageError where `agent_match` names a prompt that is not one of these."""
+    if isinstance(agent_match, Mapping) and (unknown := sorted(set(agent_match) - set(prompts))):
+        raise UsageError(f"agent_match names {', '.join(unknown)}: the initial resources' prompts are {', '.join(prompts)}; name these")
 
 
 def require_openai() -> None:

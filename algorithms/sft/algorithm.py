@@ -313,7 +313,7 @@ class SFT(SFTOptions, Algorithm):
             return rows_of(chosen)
         source = random.Random(f"{self.seed}/shuffle/{self._number}/calls")
         permuted = (lambda values: source.sample(values, len(values))) if self.shuffle_rewards else None
-        earned = np.maximum(call_returns(traces, chosen, self.discount, permuted=permuted), 0.0)
+        earned = np.maximum(call_returns(traces, chosen, self.discount, agent_match=self.agent_match, permuted=permuted), 0.0)
         if not earned.any():
             _logger.warning('round %d changes no weights: no call has earned a reward above 0 (credit = "to_go")', self._number)
             return []

@@ -9,8 +9,8 @@ extension point for this, `trainer.v1.sampler.custom_sampler`, would replace the
 `sync_refill_failed_groups`; it remains available to users, and their buffers are wrapped in the same way. The following names of verl 0.9.1
 are private or replaced, because there is no public alternative:
 
-- `_compute_old_log_prob` and `_validate` of its trainers, overridden to look at log-probs before an update, and to add the score of a
-  validation to verl's metrics (trainer.py).
+- `_compute_old_log_prob`, `_compute_advantage` and `_validate` of its trainers, overridden to look at log-probs before an update, to read
+  what the samples carry for the estimator of estimator.py, and to add the score of a validation to verl's metrics (trainer.py).
 
 On the CPU only (cpu.py):
 

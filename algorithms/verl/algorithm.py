@@ -22,9 +22,23 @@ from typing import Annotated, Any, Final
 from pydantic import Field
 
 from agl_otel import errors
+from agl_otel.adapters.credit import group_advantages
 from agl_otel.algorithms.base import Algorithm
+from agl_otel.algorithms.grpo.options import Advantages
 from agl_otel.algorithms.metric_sinks import check_metrics, sinks_of
-from agl_otel.algorithms.options import AgentMatch, FillReward, RatioErrorLimit, Seed, StepTimeout, checked
+from agl_otel.algorithms.options import (
+    AgentMatch,
+    Credit,
+    Discount,
+    FillReward,
+    RatioErrorLimit,
+    RewardSources,
+    RewardWaitSeconds,
+    Seed,
+    StateWeight,
+    StepTimeout,
+    checked,
+)
 from agl_otel.algorithms.outcome import OutcomeStore
 from agl_otel.algorithms.run_folder import RunFolder, digest_of, forced_in, model_fingerprint, write_json
 from agl_otel.algorithms.run_log import RunLog
@@ -32,6 +46,7 @@ from agl_otel.algorithms.utils import agent_match_of, items, retry_lost_runner
 from agl_otel.algorithms.verl.bounds import check_values
 from agl_otel.algorithms.verl.checkpoints import last_step, note_checkpoint
 from agl_otel.algorithms.verl.compose import compose_config
+from agl_otel.algorithms.verl.credit import credit_config
 from agl_otel.algorithms.verl.defaults import LOOP_FILE, OF_A_NEW_CLUSTER, environment, fixed, on_cpu, with_defaults
 from agl_otel.algorithms.verl.figures import line_of
 from agl_otel.algorithms.verl.keys import Tree, get, has, merged, translate
@@ -85,10 +100,15 @@ class VERL(Algorithm):
         fill_reward: reward of attempts without one; None refuses such attempts.
         reward_name: dimension of the reward; None: the primary one.
         by_call: make each model call a separate sample, instead of merging calls that continue each other.
+        credit, discount, state_weight, agent_baselines: what each call has of the rewards of its attempt, and what that is compared with
+            (docs/credit.md), as in GRPO; the advantages are computed from the traces, and verl's own estimator is not used.
         bridge: "keep" and "drop" continue conversations by their sampled tokens, so that they stay one sample (docs/bridging.md).
         strict_tools: "drop" sends agents' tools without `strict`, so that no model server constrains their arguments.
         rollout_config: retries and time limits of rollouts; None: 1200 seconds, and a retry where the runner was lost.
         step_timeout_seconds: rollouts of a step that have not finished by then are cancelled, left out and counted.
+        reward_sources: whose rewards count (docs/late-rewards.md): "runner", "agent", and sources of feedback. None: everybody's.
+        reward_wait_seconds: how long a rollout that has succeeded waits for a reward, at most `step_timeout_seconds`; those of a validation
+            do not wait.
         ratio_error_limit: verl's probability of each token before a step's update is compared with the one captured during sampling. The
             run ends, and changes nothing, where the ratio of the worst hundredth of the tokens differs from 1 by more than this on average:
             sampling, weights or tokenizer differ. Tokens of earlier weights are left out; with `algorithm.rollout_correction.bypass_mode`
@@ -115,10 +135,16 @@ class VERL(Algorithm):
         fill_reward: FillReward | None = None,
         reward_name: Annotated[str | None, Field(min_length=1, description="rewards are found by their dimension's name")] = None,
         by_call: bool | None = None,
+        credit: Credit = Advantages.credit,
+        discount: Discount = Advantages.discount,
+        state_weight: StateWeight = Advantages.state_weight,
+        agent_baselines: bool = Advantages.agent_baselines,
         bridge: Bridging = "off",
         strict_tools: StrictTools = "keep",
         rollout_config: RolloutConfig | None = None,
         step_timeout_seconds: StepTimeout | None = None,
+        reward_sources: RewardSources | None = None,
+        reward_wait_seconds: RewardWaitSeconds = 0.0,
         ratio_error_limit: RatioErrorLimit | None = 0.1,
         on_step: Callable[[dict[str, Any]], object] | None = None,
         metrics: Sequence[Any] | None = None,
@@ -146,6 +172,8 @@ class VERL(Algorithm):
         self.strict_tools: StrictTools = strict_tools
         self.rollout_config = rollout_config if rollout_config is not None else retry_lost_runner(ROLLOUT_SECONDS)
         self.step_timeout_seconds = step_timeout_seconds
+        self.reward_sources = [*reward_sources] if reward_sources is not None else None
+        self.reward_wait_seconds = reward_wait_seconds
         self.ratio_error_limit = ratio_error_limit
         self.on_step = on_step
         self.rules = Rules(
@@ -153,7 +181,11 @@ class VERL(Algorithm):
             agent_match=agent_match,
             reward_name=reward_name,
             by_call=translated.options.get("by_call", False) if by_call is None else by_call,
+            advantages=Advantages(credit=credit, discount=discount, state_weight=state_weight, agent_baselines=agent_baselines),
         )
+        self.config = merged(self.config, credit_config(self.rules.advantages, self._given, by_call=self.rules.by_call))
+        self.credit_reference = credit
+        """Where a function is that `credit` names; a file's name is relative to the working directory."""
         self._lines_read = 0
         self.metrics: list[dict[str, Any]] = []
         """The lines of metrics.jsonl: {"step", this package's metrics, verl's metrics}."""
@@ -171,6 +203,8 @@ class VERL(Algorithm):
             "config": compared,
             **of_model,
             "rules": asdict(self.rules),
+            "reward_sources": self.reward_sources,
+            "reward_wait_seconds": self.reward_wait_seconds,
             "bridge": self.bridge,
             "strict_tools": self.strict_tools,
             "train": digest_of(list(train)),
@@ -181,6 +215,7 @@ class VERL(Algorithm):
         """Raise UsageError for a key that verl does not have, if the extra [verl] is here, and for one rollout in a group to compare."""
         if not _missing():
             compose_config(self.config)
+        self._advantages.rule(group_advantages)
         estimator, rollouts = get(self.config, "algorithm.adv_estimator"), get(self.config, "actor_rollout_ref.rollout.n", 1)
         if isinstance(rollouts, int) and (problem := needs_more_rollouts(str(estimator), rollouts)):
             raise UsageError(problem)
@@ -200,6 +235,7 @@ class VERL(Algorithm):
             InUseError: another process works in the folder.
             DataError: all rollouts of a step or of a validation were refused, `ratio_error_limit` is exceeded, NOT_FINITE_STEPS steps were
                 not finite, or verl failed; the message has the end of its log.
+            AgentError: the function that `credit` names failed.
         """
         train, val = items(train_dataset), items(val_dataset)
         if not val and (key := next((key for key in VALIDATES if get(self._given, key, -1) > 0), None)):
@@ -248,7 +284,7 @@ class VERL(Algorithm):
             "agl_otel.algorithms.verl",
             str(files / "run.json"),
             log=run.folder / "logs" / f"verl-{start}.log",
-            env=environment(self.config, files / "metrics.jsonl"),
+            env=environment(self.config, files / "metrics.jsonl", module=self._module),
         )
         process.cwd = place
         await process.start()
@@ -284,11 +320,25 @@ class VERL(Algorithm):
             strict_tools=self.strict_tools,
             rollout_config=self.rollout_config.model_dump(),
             step_seconds=self.step_timeout_seconds,
+            reward_sources=self.reward_sources,
+            reward_wait_seconds=self.reward_wait_seconds,
             ratio_error_limit=self.ratio_error_limit,
-            rules=asdict(self.rules),
+            rules=asdict(replace(self.rules, advantages=self._advantages)),
             run_label=run_label,
             forced=[*forced],
         )
+
+    @property
+    def _advantages(self) -> Advantages:
+        """The options of credit, by which each process finds a function."""
+        where, _, name = self.credit_reference.rpartition(":")
+        found = f"{Path(where).expanduser().absolute()}:{name}" if where.endswith(".py") else self.credit_reference
+        return replace(self.rules.advantages, credit=found)
+
+    @property
+    def _module(self) -> bool:
+        """Whether a function is that of a module, which is found in the working directory, too."""
+        return self.rules.advantages.reference is not None and not self.credit_reference.rpartition(":")[0].endswith(".py")
 
     def config_of(self, place: Path, spec: Spec, *, validate: bool) -> Tree:
         """Return the keys of verl's config that a start sets: the user's over the defaults, and the fixed ones over these."""

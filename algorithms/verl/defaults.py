@@ -127,12 +127,17 @@ def _nested(path: str, value: Any) -> Tree:
     return {first: _nested(rest, value) if rest else value}
 
 
-def environment(config: Mapping[str, Any], metrics: Path) -> dict[str, str]:
-    """Return environment variables for the process that runs verl; its processes on this machine inherit them."""
+def environment(config: Mapping[str, Any], metrics: Path, *, module: bool = False) -> dict[str, str]:
+    """Return environment variables for the process that runs verl; its processes on this machine inherit them.
+
+    `module`: let them import modules of the working directory.
+    """
     required = {"VERL_USE_EXTERNAL_MODULES": PLUGIN, "VERL_FILE_LOGGER_PATH": str(metrics), "HYDRA_FULL_ERROR": "1"}
     defaults = {"RAY_USAGE_STATS_ENABLED": "0", "TOKENIZERS_PARALLELISM": "false"}
     defaults["RAY_ENABLE_UV_RUN_RUNTIME_ENV"] = "0"  # under `uv run` Ray refuses verl's `working_dir: None`
     if on_cpu(config):
         required |= {"VERL_PLATFORM": "cpu", "VERL_ENGINE_DEVICE": "cuda"}  # the engines that verl registers for CUDA are plain torch
         defaults |= SMALL_MACHINE
+    if module:
+        required["PYTHONPATH"] = os.pathsep.join(filter(None, (str(Path.cwd()), os.environ.get("PYTHONPATH"))))
     return {**{name: value for name, value in defaults.items() if name not in os.environ}, **required}

@@ -23,7 +23,7 @@ KINDS: Final = ("refused", "differing", "breaks", "verdicts")
 """Figures that are counted by kind."""
 _OF_VERL: Final = {"loss": "actor/loss", "gradient_norm": "actor/grad_norm", "kl": "actor/kl_loss"}
 """{figure: verl's metric}; `kl` only where verl computes it."""
-_RECORDED: Final = ("reward_mean", "logprob_drift", "worst_ratio_error", "singleton_groups", "not_finite", "kl")
+_RECORDED: Final = ("reward_mean", "logprob_drift", "worst_ratio_error", "singleton_groups", "not_finite", "kl", "matched_states")
 _BIAS: Final = ("refused_share", "cut_share", "break_share", "stale_share", "own_sampling_share", "alarms")
 
 
@@ -91,6 +91,7 @@ def step_figures(counts: Counts, update: Update) -> dict[str, float]:
         "rollout_seconds": update.rollout_seconds,
         "update_seconds": update.update_seconds,
         "adapter_cpu_seconds": counts.cpu_seconds,
+        **({"matched_states": counts.states["matched"] / max(1, counts.states["later"])} if counts.states else {}),
         **of_verl,
         **drift,
         **{name: bias[name] for name in _BIAS},

@@ -10,9 +10,11 @@ import json
 import logging
 from typing import Any, Final
 
+import numpy as np
 import ray  # pyright: ignore[reportMissingImports] - of the extra [verl], as the next ones
 from verl.experimental.agent_loop.agent_loop import AgentLoopBase, AgentLoopOutput, register  # pyright: ignore[reportMissingImports]
 
+from agl_otel.algorithms.verl.estimator import ADVANTAGES
 from agl_otel.algorithms.verl.samples import Counts, Sample
 from agl_otel.algorithms.verl.sessions import RolloutRequest, Rollouts
 from agl_otel.algorithms.verl.spec import SECTION, Spec
@@ -60,6 +62,7 @@ def of_training(config: Any) -> dict[str, Any]:
         "max_prompt_tokens": config.data.max_prompt_length,
         "max_response_tokens": config.data.max_response_length,
         "temperature": float(rollout.temperature),
+        "scale_advantages": bool(config.algorithm.get("norm_adv_by_std_in_grpo", True)),
     }
 
 
@@ -79,6 +82,7 @@ def output_of(sample: Sample, rollout_id: str) -> Any:
             "tool_rewards": [],
             "reward_extra_info": {},
             "rollout_id": rollout_id,
+            **({ADVANTAGES: np.array(sample.advantages, np.float32)} if sample.advantages is not None else {}),
         },
     )
 

@@ -9,15 +9,20 @@ from __future__ import annotations
 import asyncio
 import contextlib
 import logging
+import math
 import time
 from collections import Counter
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Collection, Mapping, Sequence
 from dataclasses import dataclass, field
+from functools import partial
 from typing import Any, Final
 
+from agl_otel.algorithms.grpo.groups import REWARD_SECONDS, RewardWait
 from agl_otel.algorithms.utils import sampling_seed
+from agl_otel.algorithms.verl.held import Held
 from agl_otel.algorithms.verl.samples import Counts, Sample, to_samples
 from agl_otel.algorithms.verl.spec import Spec
+from agl_otel.errors import AgentError
 from agl_otel.store import Store
 from agl_otel.types import TERMINAL_STATUSES, AttemptedRollout, EnqueueRolloutRequest, Rollout, RolloutMode
 
@@ -75,6 +80,9 @@ class Rollouts:
     """Called with the counts before the sessions continue; may be async."""
     _waiting: list[_Session] = field(default_factory=list["_Session"])
     _tasks: set[asyncio.Task[None]] = field(default_factory=set["asyncio.Task[None]"])
+
+    def __post_init__(self) -> None:
+        self._rules = self.spec.sample_rules
 
     async def run(self, request: RolloutRequest) -> RolloutResult:
         """Run the rollout and read its samples. Raises what the store raises."""
@@ -150,8 +158,7 @@ class Rollouts:
 
         watching = asyncio.create_task(watch())
         try:
-            while batch := await _batch(finished):
-                await self._read(batch, by_id)
+            await self._read_ended(finished, by_id)
             await watching
         finally:
             watching.cancel()
@@ -160,16 +167,55 @@ class Rollouts:
         waited_for = [rollout_id for rollout_id, sessions in by_id.items() if not all(session.done.done() for session in sessions)]
         await self._give_up(waited_for, by_id)
 
+    async def _read_ended(self, finished: asyncio.Queue[Rollout | AttemptedRollout | None], by_id: dict[str, list[_Session]]) -> None:
+        """Read the rollouts from the queue, until None, as soon as nothing holds them back."""
+        deadline = time.monotonic() + (math.inf if self.spec.step_seconds is None else self.spec.step_seconds)
+        requests = {rollout_id: sessions[0].request for rollout_id, sessions in by_id.items()}
+        mode = next(iter(requests.values())).mode
+        held = Held(self._groups(requests, mode), self._reward_wait(mode))
+        no_more = False
+        while held.groups:
+            left = max(0.0, deadline - time.monotonic())
+            if no_more:
+                batch: list[Rollout | AttemptedRollout] = []
+                await asyncio.sleep(min(left, REWARD_SECONDS))
+            else:
+                batch, no_more = await _batch(finished, REWARD_SECONDS if held.is_waiting else None)
+            if ready := await held.take(batch, no_more=no_more, is_late=time.monotonic() >= deadline):
+                await self._read(ready, by_id)
+
+    def _groups(self, requests: Mapping[str, RolloutRequest], mode: RolloutMode) -> Collection[Sequence[str]]:
+        """Return the ids of the rollouts that are read together: with credit by calls those of a task, which are compared."""
+        if mode != "train" or not self._rules.advantages.of_calls:
+            return [[rollout_id] for rollout_id in requests]
+        groups: dict[str, list[str]] = {}
+        for rollout_id, request in requests.items():
+            groups.setdefault(request.group, []).append(rollout_id)
+        return groups.values()
+
+    def _reward_wait(self, mode: RolloutMode) -> RewardWait | None:
+        """Return how the rollouts that are trained on wait for rewards; None: they do not."""
+        if mode != "train" or not self.spec.reward_wait_seconds:
+            return None
+        return RewardWait(self.spec.reward_wait_seconds, partial(self.store.rewarded, sources=self.spec.reward_sources))
+
     async def _read(self, batch: Sequence[Rollout | AttemptedRollout], by_id: dict[str, list[_Session]]) -> None:
-        traces = await self.store.traces(batch)
+        mode = by_id[batch[0].rollout_id][0].request.mode
+        traces = await self.store.traces(batch, tree=mode == "train" and self._rules.advantages.of_calls)
+        if mode == "train":
+            traces = traces.trusting(self.spec.reward_sources)
         began = time.thread_time()
-        found, counts = to_samples(traces, self.spec.sample_rules)
+        try:
+            found, counts = to_samples(traces, self._rules)
+        except AgentError as error:  # the trainer ends the run; verl would go on without these rollouts
+            await self._report_counts(mode, Counts(errors=Counter([str(error)])))
+            raise
         counts.cpu_seconds = time.thread_time() - began
         for rollout in batch:
             if rollout.rollout_id not in found:  # deleted in the meantime
                 found[rollout.rollout_id] = []
                 counts.add(_not_finished(by_id[rollout.rollout_id][0].request))
-        await self._report_counts(by_id[batch[0].rollout_id][0].request.mode, counts)
+        await self._report_counts(mode, counts)
         for rollout_id, samples in found.items():
             for session in by_id[rollout_id]:
                 if not session.done.done():
@@ -199,15 +245,18 @@ def _not_finished(request: RolloutRequest) -> Counts:
     return Counts(rollouts=1, without_reward=1, refused=Counter(not_finished=1), rewards={request.group: []})
 
 
-async def _batch(queue: asyncio.Queue[Rollout | AttemptedRollout | None]) -> list[Rollout | AttemptedRollout]:
-    """Collect rollouts until READ_GATHER_SECONDS after the first, or until None, which ends the queue; empty after the end."""
+async def _batch(
+    queue: asyncio.Queue[Rollout | AttemptedRollout | None], seconds: float | None
+) -> tuple[list[Rollout | AttemptedRollout], bool]:
+    """Collect rollouts until READ_GATHER_SECONDS after the first, for which it waits `seconds` (None: for ever), or until None, which ends
+    the queue. Returns them, and whether the queue has ended.
+    """
     batch: list[Rollout | AttemptedRollout] = []
-    rollout = await queue.get()
     with contextlib.suppress(TimeoutError):
-        async with asyncio.timeout(READ_GATHER_SECONDS):
-            while rollout is not None:
+        async with asyncio.timeout(seconds) as limit:
+            while (rollout := await queue.get()) is not None:
+                if not batch:
+                    limit.reschedule(asyncio.get_running_loop().time() + READ_GATHER_SECONDS)
                 batch.append(rollout)
-                rollout = await queue.get()
-    if rollout is None:
-        queue.put_nowait(None)  # for the next call
-    return batch
+            return batch, True
+    return batch, False

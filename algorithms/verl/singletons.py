@@ -8,6 +8,8 @@ from __future__ import annotations
 from collections.abc import Sequence
 from typing import Final
 
+from agl_otel.algorithms.verl.credit import ESTIMATOR
+
 WITHOUT_GROUPS: Final = frozenset({"gae", "reinforce_plus_plus", "remax"})
 """verl's estimators (algorithm.adv_estimator) that do not compare the rollouts of a group."""
 OF_GROUPS: Final = frozenset(
@@ -21,7 +23,7 @@ OF_GROUPS: Final = frozenset(
 
 def needs_more_rollouts(estimator: str, rollouts: int) -> str | None:
     """Return why `rollouts` per task are too few for one of verl's estimators; None where they suffice, and for custom estimators."""
-    if estimator not in OF_GROUPS or rollouts > 1:
+    if estimator not in OF_GROUPS | {ESTIMATOR} or rollouts > 1:
         return None
     return (
         f"actor_rollout_ref.rollout.n is {rollouts}, and algorithm.adv_estimator = {estimator!r} compares the rollouts of a task with each "

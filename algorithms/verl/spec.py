@@ -7,6 +7,7 @@ from collections.abc import Mapping
 from dataclasses import asdict, dataclass, field
 from typing import Any, Final
 
+from agl_otel.algorithms.grpo.options import Advantages
 from agl_otel.algorithms.run_folder import OTHER_CODE, other_code
 from agl_otel.algorithms.run_log import flat
 from agl_otel.algorithms.utils import retry_lost_runner
@@ -43,6 +44,10 @@ class Spec:
     rollout_config: dict[str, Any] = field(default_factory=lambda: retry_lost_runner(ROLLOUT_SECONDS).model_dump())
     step_seconds: float | None = None
     """Rollouts of a step that have not finished after this time are cancelled, left out and counted. None: no limit."""
+    reward_sources: list[str] | None = None
+    """VERL's option."""
+    reward_wait_seconds: float = 0.0
+    """VERL's option."""
     rules: dict[str, Any] = field(default_factory=lambda: asdict(Rules()))
     run_label: str = ""
     """RUN_LABEL of the rollouts; empty: they have none."""
@@ -57,7 +62,8 @@ class Spec:
     @property
     def sample_rules(self) -> Rules:
         """`rules` as an object."""
-        given: dict[str, Any] = {**self.rules, "take": tuple(self.rules["take"])}
+        advantages = Advantages(**self.rules["advantages"])
+        given: dict[str, Any] = {**self.rules, "take": tuple(self.rules["take"]), "advantages": advantages}
         return Rules(**given)
 
     @property

@@ -19,6 +19,10 @@ class Tally:
         """Add counts."""
         self._counts.setdefault(mode, Counts()).add(counts)
 
+    def errors(self, mode: str) -> list[str]:
+        """Return Counts.errors since the last call of `take`."""
+        return list(self._counts.get(mode, Counts()).errors)
+
     def take(self, mode: str) -> Counts:
         """Return and reset the counts since the last call."""
         return self._counts.pop(mode, Counts())

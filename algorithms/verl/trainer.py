@@ -1,7 +1,7 @@
 """Instrument verl's trainers: publish the weights version after each update, and record each step with its counts.
 
-The trainers are added with verl's `register_trainer`; hooks (`on_…`), `step` and `fit` are overridden, and the two private methods that the
-package's docstring names.
+The trainers are added with verl's `register_trainer`; hooks (`on_…`), `step` and `fit` are overridden, and the three private methods that
+the package's docstring names.
 """
 
 from __future__ import annotations
@@ -15,6 +15,7 @@ import ray  # pyright: ignore[reportMissingImports] - of the extra [verl], as th
 import torch
 import transfer_queue as tq  # pyright: ignore[reportMissingImports] - of the [verl] extra
 from omegaconf import open_dict  # pyright: ignore[reportMissingImports] - of the [verl] extra
+from verl.trainer.ppo.core_algos import register_adv_est  # pyright: ignore[reportMissingImports] - of the [verl] extra
 from verl.trainer.ppo.v1 import get_trainer_cls, register_trainer  # pyright: ignore[reportMissingImports] - of the [verl] extra
 
 from agl_otel.adapters.losses import lost
@@ -28,6 +29,8 @@ from agl_otel.algorithms.report import (
 )
 from agl_otel.algorithms.run_log import RunLog
 from agl_otel.algorithms.validation import figures_of
+from agl_otel.algorithms.verl.credit import ESTIMATOR
+from agl_otel.algorithms.verl.estimator import CARRIED
 from agl_otel.algorithms.verl.figures import Update, as_metrics, not_finite_in, stack_figures, step_figures
 from agl_otel.algorithms.verl.order import in_order
 from agl_otel.algorithms.verl.publish import Publisher, sampling_by_mode
@@ -36,7 +39,7 @@ from agl_otel.algorithms.verl.samples import Counts, all_refused
 from agl_otel.algorithms.verl.singletons import compares_groups, groups_of, singleton_keys
 from agl_otel.algorithms.verl.spec import SECTION, Spec, training_step
 from agl_otel.algorithms.verl.tally import make_tally
-from agl_otel.errors import DataError
+from agl_otel.errors import AgentError, DataError
 from agl_otel.store import Store
 
 MODES: Final = ("sync", "colocate_async", "separate_async")
@@ -72,8 +75,9 @@ class InstrumentedTrainer(_Trainer):
     def fit(self, agent_loop_manager: Any) -> None:
         """Train.
 
-        Raises DataError where all rollouts of a step or of a validation were refused, with the reasons; where the tokens of a step were not
-        sampled as verl assumes (VERL's ratio_error_limit); and where NOT_FINITE_STEPS steps in a row were not finite.
+        Raises AgentError where the user's function of credit fails; DataError where all rollouts of a step or of a validation were refused,
+        with the reasons; where the tokens of a step were not sampled as verl assumes (VERL's ratio_error_limit); and where NOT_FINITE_STEPS
+        steps in a row were not finite.
         """
         try:
             super().fit(agent_loop_manager)
@@ -81,6 +85,8 @@ class InstrumentedTrainer(_Trainer):
         except Exception as error:
             what = f"the validation after step {self.global_steps}" if self._validating else f"step {self.global_steps}"
             counts: Counts = ray.get(self._tally.take.remote("val" if self._validating else "train"))
+            if counts.errors:
+                raise AgentError(next(iter(counts.errors))) from error
             if message := all_refused(counts, what):
                 raise DataError(message) from error
             raise
@@ -161,8 +167,8 @@ class InstrumentedTrainer(_Trainer):
 
     def _warn(self, counts: Counts) -> None:
         step, without = self.global_steps, counts.rollouts - counts.sampled
-        if (reward := counts.equal_rewards) is not None:
-            _log.warning("step %d changes no weights: the rewards are all %s", step, reward)
+        if (why := counts.without_effect) is not None:
+            _log.warning("step %d changes no weights: %s", step, why)
         if refused := counts.refused["sampling_differs"]:
             _log.warning("%s", differing_warning(step, refused, counts.calls, counts.differing))
         if counts.several_choices:
@@ -198,11 +204,22 @@ class InstrumentedTrainer(_Trainer):
         current = torch.tensor([self._is_current(tag) for tag in batch.tags])
         return compared(read["old_log_probs"], read["rollout_log_probs"], written, current, limit=self._spec.ratio_error_limit)
 
+    # --- credit by calls
+
+    def _compute_advantage(self, batch: Any, metrics: dict[str, Any]) -> Any:
+        """Compute advantages as verl does, by an estimator that knows what the rows carry."""
+        if self._spec.sample_rules.advantages.of_calls:
+            read = tq.kv_batch_get(keys=batch.keys, partition_id=batch.partition_id, select_fields=["extra_fields"])
+            CARRIED.rows = list(read["extra_fields"])
+        return super()._compute_advantage(batch, metrics=metrics)
+
     # --- singleton groups
 
     def _sample_comparable(self, global_steps: int, partition_id: str, batch_size: int) -> tuple[Any, dict[str, Any]]:
         """Sample from the replay buffer, sorted, and without singleton groups."""
         batch, metrics = self._sample(global_steps=global_steps, partition_id=partition_id, batch_size=batch_size)
+        if errors := ray.get(self._tally.errors.remote("train")):
+            raise AgentError(errors[0])
         compared = compares_groups(str(self.config.algorithm.adv_estimator), self.config.actor_rollout_ref.rollout.n)
         singletons = singleton_keys(batch.keys) if compared and partition_id == "train" else []
         return self._drop_singletons(batch, singletons) if singletons else batch, metrics
@@ -234,6 +251,7 @@ def instrumented(trainer: Any) -> Any:
 
 
 def register_trainers() -> None:
-    """Register the instrumented trainers with verl."""
+    """Register the instrumented trainers and the estimator of samples' advantages with verl."""
+    register_adv_est(ESTIMATOR)(CARRIED)
     for mode in MODES:
         register_trainer(PREFIX + mode)(instrumented(get_trainer_cls(mode)))

@@ -11,6 +11,7 @@ import logging
 import math
 from itertools import pairwise
 from pathlib import Path
+from types import SimpleNamespace
 from typing import Any
 
 import pytest
@@ -310,6 +311,67 @@ def test_gepa_merges_prompts_that_are_best_at_different_tasks(models: Models, st
     merges = [row for row in gepa.history if row["kind"] == "merge"]
     assert len(merges) == 1 and len(merges[0]["front"]) >= 2, gepa.history
     assert models.server.calls == gepa.spend.editor_calls <= 14
+
+
+class Reading:
+    """An editor that answers nothing, and keeps what it was asked."""
+
+    def __init__(self) -> None:
+        self.asked: list[str] = []
+        self.chat = self.completions = self
+
+    async def create(self, *, messages: list[dict[str, str]], **_: Any) -> Any:
+        self.asked.append(messages[0]["content"])
+        return SimpleNamespace(choices=[SimpleNamespace(message=SimpleNamespace(content=""))], usage=None)
+
+
+async def two_agents(task: dict[str, Any], resources: agl.NamedResources, llm: agl.LLM) -> float:
+    """Play a planner and a solver, each with a prompt and a model call of its own, and a tool."""
+    for name in ("plan", "solve"):
+        template = resources[name]
+        assert isinstance(template, agl.PromptTemplate)
+        with agl.operation(**{"gen_ai.agent.name": f"agent of {name}"}):
+            await answer(task, template, llm)
+    with agl.operation(name="a tool"):
+        return 0.5
+
+
+@pytest.mark.parametrize(
+    ("kind", "agent_match", "edited"),
+    [
+        (agl.APO, {"solve": "^agent of solve$"}, ["solve"]),
+        pytest.param(agl.APO, "plan", ["plan"], marks=pytest.mark.full),
+        pytest.param(agl.GEPA, {"solve": "solve"}, ["solve"], marks=pytest.mark.full),
+        (agl.GEPA, {"plan": "plan", "solve": "solve"}, ["plan", "solve"]),
+    ],
+)
+def test_the_editor_sees_the_calls_of_the_agent_whose_prompt_it_edits(
+    models: Models, store: LightningStore, kind: Any, agent_match: Any, edited: list[str]
+) -> None:
+    editor = Reading()
+    options = {**SMALL, "beam_rounds": 1} if kind is agl.APO else {"max_iterations": 2, "perfect_reward": None}
+    search = kind(editor, agent_match=agent_match, seed=0, **options)
+    prompts = {"plan": "the plan please copy", "solve": "the solution please copy"}
+    fit(search, models, store, "next", agent=two_agents, **prompts)
+    shown = [[name for name, text in prompts.items() if text in asked] for asked in editor.asked]
+    assert sorted({name for names in shown for name in names}) == edited and len(shown) >= 2
+    assert all(len(names) == 1 for names in shown), "what another agent was told is not shown"
+    assert kind is agl.APO or all("a tool" in asked for asked in editor.asked), "what is no model call is"
+
+
+def test_wrong_agents_of_prompts_are_named(models: Models, store: LightningStore) -> None:
+    with pytest.raises(UsageError, match=r"agent_match names q: the initial resources' prompts are p; name these"):
+        fit(agl.GEPA[Any](models.as_editor("reads"), agent_match={"q": "solver"}), models, store, "next")
+    with pytest.raises(UsageError, match=r"agent_match names plan, solve: APO edits one prompt; name one, or use GEPA"):
+        agl.APO[Any](models.as_editor("reads"), agent_match={"plan": "planner", "solve": "solver"})
+    with pytest.raises(UsageError, match=r'agent_match = "\(": it is no regular expression'):
+        agl.APO[Any](models.as_editor("reads"), agent_match={"p": "("})
+    apo = agl.APO[Any](models.as_editor("reads"), agent_match="solver")
+    apo.set_store(store)
+    adapter = agl.TraceToMessages(agent_match="planner")
+    apo.set_adapter(adapter)
+    with pytest.raises(UsageError, match=r"agent_match of APO is 'solver', and the adapter's is 'planner': give one"):
+        asyncio.run(apo.run([1], [1]))
 
 
 def test_random_search_evaluates_all_and_keeps_the_best(models: Models, store: LightningStore) -> None:

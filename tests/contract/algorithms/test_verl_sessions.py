@@ -6,10 +6,15 @@ import asyncio
 import uuid
 from collections.abc import Sequence
 from dataclasses import asdict
+from pathlib import Path
 
+import pytest
+
+from agl_otel.algorithms.grpo.options import Advantages
 from agl_otel.algorithms.verl.samples import Counts, Rules
 from agl_otel.algorithms.verl.sessions import RolloutRequest, RolloutResult, Rollouts
 from agl_otel.algorithms.verl.spec import Spec
+from agl_otel.errors import AgentError
 from agl_otel.store import LightningStore
 from agl_otel.types import LLM, RolloutMode
 from tests.contract.store.test_export import call_of, reward_of
@@ -134,3 +139,66 @@ async def test_a_deleted_rollout_has_no_sample_and_is_counted(store: LightningSt
     for counts in reported:
         total.add(counts)
     assert (total.rollouts, total.sampled, total.refused) == (2, 1, {"not_finished": 1})
+
+
+async def test_a_rollout_waits_for_a_reward_of_a_trusted_source_and_is_read_once(store: LightningStore) -> None:
+    await store.open()
+    reported: list[Counts] = []
+    run_id = await begin(store)
+    spec = spec_of(run_id, reward_sources=["ann"], reward_wait_seconds=3600.0)
+    rollouts = Rollouts(store, spec, lambda _, counts: reported.append(counts))
+    asked = [asyncio.create_task(rollouts.run(wanted(session))) for session in range(2)]
+    ids = await act(store, 2, rewards=(0.75, 1.0))
+    found: list[float] = []
+    for rollout_id, value in zip(ids, (0.25, 0.5), strict=True):
+        await store.add_reward(value, rollout_id=rollout_id, source="ann")
+        done, left = await asyncio.wait(asked, return_when=asyncio.FIRST_COMPLETED)
+        assert [task.result().rollout_id for task in done] == [rollout_id], "the other one has no reward of ann's yet"
+        found += [sample.reward for task in done for sample in task.result().samples]
+        asked = list(left)
+    assert found == [0.25, 0.5]
+    assert [(counts.rollouts, counts.refused, counts.score.total) for counts in reported] == [(1, {}, 0.25), (1, {}, 0.5)]
+
+
+async def test_a_rollout_whose_reward_does_not_come_in_time_is_refused_and_a_validation_waits_for_none(store: LightningStore) -> None:
+    await store.open()
+    reported: list[tuple[RolloutMode, Counts]] = []
+    run_id = await begin(store)
+    modes: list[tuple[float, RolloutMode]] = [(1e-3, "train"), (3600.0, "val")]
+    for seconds, mode in modes:
+        spec = spec_of(run_id, reward_sources=["ann"], reward_wait_seconds=seconds)
+        rollouts = Rollouts(store, spec, lambda mode, counts: reported.append((mode, counts)))
+        asked = asyncio.create_task(rollouts.run(wanted(0, mode=mode)))
+        await act(store, 1)
+        assert bool((await asked).samples) == (mode == "val"), "whose rewards are everybody's"
+    assert [(mode, counts.refused) for mode, counts in reported] == [("train", {"no_reward": 1}), ("val", {})]
+
+
+async def test_with_credit_by_calls_a_group_is_read_as_a_whole_and_compared(store: LightningStore) -> None:
+    await store.open()
+    reported: list[Counts] = []
+    spec = spec_of(await begin(store), rules=asdict(Rules(advantages=Advantages(credit="to_go"))))
+    rollouts = Rollouts(store, spec, lambda _, counts: reported.append(counts))
+    asked = asyncio.gather(*(rollouts.run(wanted(session)) for session in range(3)))
+    await act(store, 1, rewards=(0.0,))
+    await act(store, 2, rewards=(1.0, None))
+    found = {sample.reward: sample.advantages for read in await asked for sample in read.samples}
+    assert {reward: sorted(set(own or ())) for reward, own in found.items()} == {
+        0.0: [pytest.approx(-(0.5**0.5), abs=1e-5)],
+        1.0: [pytest.approx(0.5**0.5, abs=1e-5)],
+    }
+    assert [(counts.rollouts, counts.refused, counts.credited) for counts in reported] == [(3, {"no_reward": 1}, 2)]
+
+
+async def test_a_failing_function_of_credit_is_reported_and_fails_its_sessions(store: LightningStore, tmp_path: Path) -> None:
+    await store.open()
+    (tmp_path / "mine.py").write_text("def rule(attempt):\n    return [float('nan')] * len(attempt.calls)\n")
+    reported: list[Counts] = []
+    rules = Rules(advantages=Advantages(credit=f"{tmp_path}/mine.py:rule"))
+    rollouts = Rollouts(store, spec_of(await begin(store), rules=asdict(rules)), lambda _, counts: reported.append(counts))
+    asked = asyncio.gather(*(rollouts.run(wanted(session)) for session in range(2)), return_exceptions=True)
+    await act(store, 2)
+    first, second = await asked
+    assert isinstance(first, AgentError) and first is second
+    assert [list(counts.errors) for counts in reported] == [[str(first)]]
+    assert "rule returned [nan]" in str(first)

@@ -12,7 +12,18 @@ from typing import Any
 import numpy as np
 import pytest
 
-from agl_otel.adapters.credit import AttemptTree, Rule, TreeCall, TreeSpan, credit, earners, group_advantages, state_groups, to_go
+from agl_otel.adapters.credit import (
+    AttemptTree,
+    Rule,
+    TreeCall,
+    TreeSpan,
+    call_returns,
+    credit,
+    earners,
+    group_advantages,
+    state_groups,
+    to_go,
+)
 from agl_otel.adapters.records import to_transitions
 from agl_otel.adapters.trajectories import to_trajectories
 from agl_otel.errors import AgentError
@@ -260,6 +271,25 @@ def test_an_attempt_without_a_reward_has_the_filled_one() -> None:
     )
     batch = to_trajectories(traces, fill_reward=-2.0)
     assert credit(traces, batch, np.zeros(2, np.int64), Rule()).returns.tolist() == [-2.0, 1.0]
+
+
+def test_calls_of_agents_that_are_not_trained_are_no_steps() -> None:
+    """They neither receive nor discount a reward, and calls are compared by their place among those of the trained agents."""
+
+    def played(rollout: str, agents: list[str]) -> list[CallRow]:
+        return [CallRow(rollout, call=number, prompt=[number], agent=agent) for number, agent in enumerate(agents, 1)]
+
+    traces = TracesBuilder().build(*played("a", ["plan", "solve", "plan"]), *played("b", ["plan", "solve", "solve", "plan"]))
+    span, sequence = traces.calls.span_id, traces.calls.sequence.tolist()
+    traces.rewards["a", "at-1"] = [Reward(sequence[1], span[1], 0, "primary", 2.0), Reward(99, "r", 0, "primary", 1.0)]
+    traces.rewards["b", "at-1"] = [Reward(99, "r", 0, "primary", 3.0)]
+    batch = to_trajectories(traces, agent_match="plan")
+    assert batch.refused == {"other_agent": 3}
+    found = credit(traces, batch, np.zeros(len(batch), np.int64), Rule("to_go", 0.5), agent_match="plan")
+    assert found.returns.tolist() == [2.0 + 0.5, 1.0, 1.5, 3.0], "what another agent's call earned is of the plans before it"
+    assert found.advantages.tolist() == [pytest.approx(own, abs=1e-5) for own in (0.5**0.5, -(0.5**0.5), -(0.5**0.5), 0.5**0.5)]
+    assert call_returns(traces, batch, 0.5, agent_match="plan").tolist() == found.returns.tolist()
+    assert credit(traces, batch, np.zeros(len(batch), np.int64), Rule("to_go", 0.5)).returns.tolist() == [1.25, 1.0, 0.375, 3.0]
 
 
 def test_rewards_that_are_not_usable_are_none() -> None:

@@ -15,6 +15,7 @@ from typing import Any
 import pytest
 
 from agl_otel.algorithms import VERL
+from agl_otel.algorithms.grpo.options import Advantages
 from agl_otel.algorithms.run_folder import RunFolder
 from agl_otel.algorithms.verl.algorithm import summary_of, written
 from agl_otel.algorithms.verl.bounds import BOUNDS
@@ -205,6 +206,12 @@ def test_every_option_reaches_verls_processes(tmp_path: Path) -> None:
         "rollout_config": RolloutConfig(max_attempts=2),
         "step_timeout_seconds": 60.0,
         "ratio_error_limit": 0.5,
+        "reward_sources": ["ann"],
+        "reward_wait_seconds": 30.0,
+        "credit": "to_go",
+        "discount": 0.5,
+        "state_weight": 1.0,
+        "agent_baselines": True,
     }
     here = {"config", "model_dir", "run_dir", "on_step", "metrics"}  # in verl's own config, or of this process
     refused = {"trainer_cls", "daemon_cls"}
@@ -214,9 +221,12 @@ def test_every_option_reaches_verls_processes(tmp_path: Path) -> None:
     arrived = Spec.of(json.loads(json.dumps(config["agl_otel"])))
     assert (arrived.store, arrived.run_id, arrived.start, arrived.trainer_mode) == ("host:1", "verl-1", 2, "colocate_async")
     assert (arrived.seed, arrived.step_seconds, arrived.ratio_error_limit, arrived.reports_version) == (5, 60.0, 0.5, True)
+    assert (arrived.reward_sources, arrived.reward_wait_seconds) == (["ann"], 30.0)
     assert arrived.config == RolloutConfig(max_attempts=2)
     assert (arrived.bridge, arrived.strict_tools) == ("keep", "drop")
-    assert arrived.sample_rules == Rules(fill_reward=-1.0, agent_match="solver", reward_name="style", by_call=True)
+    advantages = Advantages(credit="to_go", discount=0.5, agent_baselines=True)
+    assert arrived.sample_rules == Rules(fill_reward=-1.0, agent_match="solver", reward_name="style", by_call=True, advantages=advantages)
+    assert get(config, "algorithm.adv_estimator") == "agl_credit"
     assert get(config, "actor_rollout_ref.model.path") == "/models/a"
     assert (get(config, "data.seed"), get(config, "actor_rollout_ref.rollout.seed")) == (5, 5)
     own = VERL({"data.seed": 1}, seed=5)

@@ -40,7 +40,7 @@ COUNTS = Counts(
 NOT_OF_VERL = {
     *("weights_version", "next_version", "rollout_ids", "attempts", "started_at", "ended_at", "digest"),  # the recorded step has them
     *("resampled", "carried", "oldest"),  # options of GRPO's
-    "matched_states",  # verl computes its own advantages
+    "matched_states",  # only with credit by states (test_verl_credit.py)
     "read_seconds",  # rollouts are read while others run
     "learning_rate",  # verl's actor/lr is that of the next step
 }

@@ -87,8 +87,8 @@ def test_counts_add_up() -> None:
     assert total.rewards == {"ro-1": [1.0], "ro-2": [1.0]}
     total.add(Counts(rollouts=1, without_reward=1, rewards={"ro-1": [0.5], "ro-3": []}))
     assert total.rewards == {"ro-1": [1.0, 0.5], "ro-2": [1.0], "ro-3": []}
-    assert (total.groups_gone, total.zero_variance_groups, total.equal_rewards, total.score.mean) == (1, 1, None, 2 / 3)
-    assert Counts(rewards={"a": [0.5, 0.5], "b": [0.5], "c": []}).equal_rewards == 0.5
+    assert (total.groups_gone, total.zero_variance_groups, total.without_effect, total.score.mean) == (1, 1, None, 2 / 3)
+    assert Counts(rewards={"a": [0.5, 0.5], "b": [0.5], "c": []}).without_effect == "the rewards are all 0.5"
 
 
 def test_rollouts_of_one_step_and_task_are_a_group() -> None:
@@ -158,7 +158,7 @@ def test_counts_have_the_trained_attempts() -> None:
     built = TracesBuilder(status={"ro-3": "failed"}, rewards={("ro-2", "at-1"): [reward(0.25)]})
     counts = to_samples(built.build(LEFT, RIGHT, CallRow(rollout="ro-2"), CallRow(rollout="ro-3")), Rules())[1]
     assert counts.attempts == [("ro-1", "at-1"), ("ro-2", "at-1")]
-    assert counts.equal_rewards is None
+    assert counts.without_effect is None
     total = Counts()
     total.add(counts)
     total.add(Counts(rollouts=1))
