@@ -26,24 +26,25 @@ from agl_otel.errors import RefusedError
 from agl_otel.net.auth import is_ours, without_scheme
 from agl_otel.proxy import crowded
 from agl_otel.proxy.agent import Agent, RequestAgent
-from agl_otel.proxy.answer import ANSWER_BYTES, CLIENT_SECONDS, NOT_PASSED, error_response, pass_on, passed
+from agl_otel.proxy.answer import ANSWER_BYTES, CLIENT_SECONDS, NOT_PASSED, pass_on, passed
 from agl_otel.proxy.attempts import Attempts
 from agl_otel.proxy.bridging import Bridges
+from agl_otel.proxy.budget import Budget
 from agl_otel.proxy.callers import Conversation, caller_of, conversation_of
 from agl_otel.proxy.capabilities import NO_ROUTE, REFUSED, Capabilities, Place, Translate, names_any
 from agl_otel.proxy.dialects import CHAT, DIALECTS, Dialect, as_sampled, prepare, told_of
+from agl_otel.proxy.failures import failure_of, incomplete_of, public_address
 from agl_otel.proxy.gate import Gate
 from agl_otel.proxy.litellm import HOW, KEY_FIELD, Litellm
-from agl_otel.proxy.outgoing import REDIRECT, Asked, RedirectedError, RefusedAnswerError, ask, whole
+from agl_otel.proxy.outgoing import Asked, RedirectedError, RefusedAnswerError, ask, whole
 from agl_otel.proxy.pool import Health
 from agl_otel.proxy.recorder import Call, Recorder
 from agl_otel.proxy.reply import Json, encoded, with_fields
 from agl_otel.proxy.steering import HEADERS, for_litellm
 from agl_otel.proxy.translation import Translation
-from agl_otel.proxy.upstream import SEED, TOKENIZE, Budget, Route, Upstream, Upstreams, call_seed
+from agl_otel.proxy.upstream import SEED, TOKENIZE, Route, Upstream, Upstreams, call_seed
 from agl_otel.proxy.witness import Witnesses
 from agl_otel.spans.tolerant import whole_of
-from agl_otel.text import error_text, without_secrets
 from agl_otel.types.sampling import lenient, overridden
 from agl_otel_hook import conventions
 from agl_otel_hook.context import Key, format_traceparent
@@ -206,7 +207,7 @@ class Forwarder:
                 content = await whole(response, self._limits.answer_bytes)
                 return web.Response(status=response.status, body=content, headers=passed(response))
         except (aiohttp.ClientError, OSError, RedirectedError) as error:
-            return _failure(error, upstream)
+            return failure_of(error, upstream)
 
     async def _route(self, agent: Agent, key: Key | None, model: object, conversation: Conversation | None = None) -> Route:
         """Resolve the route of a call, without our keys and passwords if the client sent its own key."""
@@ -305,7 +306,7 @@ class Forwarder:
             return await self._translation.ask(agent, pool, raw, body, call)
         call.status = 501
         raise RefusedError(
-            f"the model server {_public_address(pool[0])} has no route /{call.dialect.path}, and litellm, which would translate the "
+            f"the model server {public_address(pool[0])} has no route /{call.dialect.path}, and litellm, which would translate the "
             f"call to chat/completions, is not set up: {HOW}",
             status=501,
             code="no_litellm",
@@ -326,7 +327,7 @@ class Forwarder:
                 if upstream.canary:
                     self._failed(upstream)
                     continue
-                failure = _failure(error, upstream)
+                failure = failure_of(error, upstream)
                 call.status, call.incomplete = failure.status, "upstream_redirect"
                 return failure
             except (aiohttp.ClientError, OSError) as error:
@@ -337,8 +338,8 @@ class Forwarder:
                 if upstream.canary and not call.first_byte:
                     continue
                 if last or call.first_byte or timed_out or isinstance(error, RefusedAnswerError):
-                    failure = _failure(error, upstream)
-                    call.status, call.incomplete = failure.status, _incomplete(error, failure)
+                    failure = failure_of(error, upstream)
+                    call.status, call.incomplete = failure.status, incomplete_of(error, failure)
                     return failure
             if not upstream.canary:
                 await asyncio.sleep(random.uniform(*PAUSE_SECONDS))
@@ -487,25 +488,3 @@ def _credentials(headers: CIMultiDict[str], upstream: Upstream) -> list[tuple[st
     """The credentials among the headers of a call: keys, and headers added by its resource."""
     names = dict.fromkeys((*_KEY_HEADERS, *(name.lower() for name in upstream.headers)))
     return [(name, value) for name in names for value in headers.getall(name, ())]
-
-
-def _incomplete(error: Exception, failure: web.Response) -> str:
-    if isinstance(error, RefusedAnswerError):
-        return error.code
-    return "upstream_timeout" if failure.status == 504 else "upstream_error"
-
-
-def _failure(error: Exception, upstream: Upstream) -> web.Response:
-    if isinstance(error, RedirectedError):
-        return error_response(502, f"the model server {error}", REDIRECT)
-    if isinstance(error, RefusedAnswerError):
-        return error_response(502, f"the model server {_public_address(upstream)} {error}", error.code)
-    if isinstance(error, TimeoutError):
-        return error_response(504, f"the model server {_public_address(upstream)} did not answer in time", "timeout")
-    why = f"cannot be reached or broke off: {error_text(error)}"
-    return error_response(502, f"the model server {_public_address(upstream)} {why}", "upstream_error")
-
-
-def _public_address(upstream: Upstream) -> str:
-    """The upstream's address without credentials, for agents and spans."""
-    return without_secrets(upstream.base_url)
