@@ -296,10 +296,10 @@ class QueueUpstreams:
         newest = self._newest
         if newest is not None and not newest.answered:
             raise UnavailableError(
-                f"this call names no rollout, and the queue has not said yet whether there are resources {newest.resources_id}"
+                f"this call names no rollout, and the queue was not reached yet, which may have resources {newest.resources_id} for it"
             )
         published = (
-            f"publish resources with the id {newest.resources_id} (AGL_UPSTREAM_RESOURCES)"
+            f"publish an LLM in resources with the id {newest.resources_id} (AGL_UPSTREAM_RESOURCES)"
             if newest is not None
             else "set AGL_UPSTREAM_RESOURCES"
         )
