@@ -5,7 +5,7 @@ from __future__ import annotations
 import secrets
 from collections.abc import Iterable
 from typing import Final, NamedTuple
-from urllib.parse import unquote
+from urllib.parse import unquote_plus
 
 from agl_otel.proxy.agent import Headers
 from agl_otel_hook import conventions
@@ -45,5 +45,5 @@ def _member(baggage: Iterable[str], name: str) -> str | None:
     for member in ",".join(baggage).split(","):
         found, _, value = member.partition("=")
         if found.strip() == name:
-            return unquote(value.partition(";")[0].strip())
+            return unquote_plus(value.partition(";")[0].strip())  # OpenTelemetry for Python writes a space as +
     return None

@@ -15,6 +15,7 @@ HEADER = conventions.HEADER_CONVERSATION_ID
     ("headers", "found"),
     [
         ({"baggage": "x=1, gen_ai.conversation.id=chat%2F7;p=1", HEADER: "other", "traceparent": TRACEPARENT}, ("chat/7", True)),
+        ({"baggage": "gen_ai.conversation.id=chat+7%2B"}, ("chat 7+", True)),
         ({"baggage": "x=1", HEADER: " chat 7 ", "traceparent": TRACEPARENT}, ("chat 7", True)),
         ({"baggage": "gen_ai.conversation.id=", "traceparent": TRACEPARENT}, (TRACE, False)),
         ({"baggage": "gen_ai.conversation.id=a%0Ab", HEADER: "b"}, ("b", True)),
