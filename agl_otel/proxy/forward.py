@@ -10,7 +10,7 @@ import asyncio
 import contextlib
 import io
 import random
-from collections.abc import Mapping, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass, field, replace
 from functools import partial
 from hashlib import blake2b
@@ -30,7 +30,7 @@ from agl_otel.proxy.answer import ANSWER_BYTES, CLIENT_SECONDS, NOT_PASSED, pass
 from agl_otel.proxy.attempts import Attempts
 from agl_otel.proxy.bridging import Bridges
 from agl_otel.proxy.budget import Budget
-from agl_otel.proxy.callers import Conversation, caller_of, conversation_of
+from agl_otel.proxy.callers import Conversation, caller_of, conversation_of, retry_of
 from agl_otel.proxy.capabilities import NO_ROUTE, REFUSED, Capabilities, Place, Translate, names_any
 from agl_otel.proxy.dialects import CHAT, DIALECTS, Dialect, as_sampled, prepare, told_of
 from agl_otel.proxy.failures import failure_of, incomplete_of, public_address
@@ -44,7 +44,6 @@ from agl_otel.proxy.steering import HEADERS, for_litellm
 from agl_otel.proxy.translation import Translation
 from agl_otel.proxy.upstream import SEED, TOKENIZE, Route, Upstream, Upstreams, call_seed
 from agl_otel.proxy.witness import Witnesses
-from agl_otel.spans.tolerant import whole_of
 from agl_otel.types.sampling import lenient, overridden
 from agl_otel_hook import conventions
 from agl_otel_hook.context import Key, format_traceparent
@@ -62,7 +61,6 @@ _CANNOT_SERVE: Final = frozenset({502, 503, 504})
 _LOOKED_AT: Final = NO_ROUTE | REFUSED
 """Statuses that may mean that the server does not support the request."""
 _SET_HERE: Final = NOT_PASSED | {"content-type", "traceparent", "tracestate", "baggage", conventions.HEADER_CONVERSATION_ID}
-_RETRY_HEADERS: Final = ("x-stainless-retry-count", "x-retry-count")
 _KEY_HEADERS: Final = ("authorization", "x-api-key")
 
 
@@ -170,10 +168,7 @@ class Forwarder:
         try:
             conversation = Conversation(key[0]) if key is not None else None if agent.own_key else conversation_of(agent.headers)
             route = await self._route(agent, key, body.get("model"), conversation)
-            served, pool = _by_litellm(route.pool), route.pool
-            if served is not None:
-                raw, body = for_litellm(body, dialect.fields, served, agent.path)
-                pool = [await self._with_litellm_address(each) for each in pool]
+            raw, body, pool = await self._for_litellm(agent, dialect, raw, body, route.pool)
             if key is not None:  # last: the attempt may be closed during any await
                 default = self._limits.budget
                 budget = default if route.budget is None else route.budget.or_else(default)
@@ -218,6 +213,21 @@ class Forwarder:
         if any(each.provider != "openai" for each in route.pool):
             raise RefusedError(f"model {model!r} is called with the stack's own key: send the stack's token", status=401, code="wrong_key")
         return replace(route, pool=[each.without_secrets() for each in route.pool])
+
+    async def _for_litellm(
+        self, agent: Agent, dialect: Dialect, raw: bytes, body: Json, pool: Sequence[Upstream]
+    ) -> tuple[bytes, Json, Sequence[Upstream]]:
+        """Return a request and its servers as litellm needs them where it serves one; without a canary that it cannot serve."""
+        if (served := _by_litellm(pool)) is None:
+            return raw, body, pool
+        try:
+            asked = for_litellm(body, dialect.fields, served, agent.path)
+            return *asked, [await self._with_litellm_address(each) for each in pool]
+        except RefusedError:
+            usual = [each for each in pool if not each.canary]
+            if len(usual) == len(pool):
+                raise
+            return await self._for_litellm(agent, dialect, raw, body, usual)
 
     async def _with_litellm_address(self, upstream: Upstream) -> Upstream:
         """Return the upstream with litellm's address if litellm serves it. Raises RefusedError without a litellm."""
@@ -274,13 +284,15 @@ class Forwarder:
             own |= {"strict_tools": True}
             raw, body = with_fields(raw, body, {"tools": tools}), body | {"tools": tools}
         shown = as_sampled(body, pool[0].fields)
-        retry, fingerprint = _retry(agent.headers, raw) if key is not None else (0, b"")
+        retry, fingerprint = retry_of(agent.headers, raw) if key is not None else (0, b"")
         if retry:
             self.settle()  # needed to know whether the first try failed
         caller = None if agent.own_key else caller_of(agent.headers.getall("baggage", ()))
         call = self._recorder.start(key, dialect, shown, traceparent, caller=caller, retry=retry, fingerprint=fingerprint)
         call.asked, call.told, call.overridden = body, told, own
         call.conversation = conversation.id if conversation is not None and conversation.named else None
+        if len(pool) < len(route.pool):
+            call.canary_failed = route.pool[0].arm
         if route.seed is not None and dialect.samples:
             drawn = {SEED: call_seed(route.seed, call.logical_number)}
             pool = [replace(each, sampling={**each.sampling, **drawn}) for each in pool]
@@ -319,7 +331,7 @@ class Forwarder:
         for number, upstream in enumerate((*canaries, *islice(cycle(usual), MAX_TRIES)), 1):
             call.tries, last = number, number == len(canaries) + MAX_TRIES
             if not upstream.canary:
-                call.canary_failed = next((each.arm for each in pool if each.canary), None)
+                call.canary_failed = call.canary_failed or next((each.arm for each in pool if each.canary), None)
             try:
                 if await self._exchange(agent, upstream, raw, body, call, may_skip=upstream.canary or (not last and len(usual) > 1)):
                     return None
@@ -457,14 +469,6 @@ class Forwarder:
 def _by_litellm(pool: Sequence[Upstream]) -> Upstream | None:
     """A member of the pool that litellm serves; None if there is none."""
     return next((each for each in pool if each.provider == "litellm"), None)
-
-
-def _retry(headers: Mapping[str, str], raw: bytes) -> tuple[int, bytes]:
-    """Return the client's retry count (0: the first try) and the request's fingerprint, which all its tries share."""
-    number = next((whole_of(headers[name]) for name in _RETRY_HEADERS if name in headers), 0)
-    idempotency = headers.get("idempotency-key")
-    digest = blake2b(idempotency.encode() if idempotency else raw, digest_size=16).digest()
-    return max(0, number), digest
 
 
 def _with_key(fields: Json, upstream: Upstream) -> Json:

@@ -16,6 +16,7 @@ import pytest
 from agl_otel.errors import UsageError
 from agl_otel.net.auth import attempt_key
 from agl_otel.proxy.canary import drawn
+from agl_otel.proxy.forward import Limits
 from agl_otel.proxy.models import ModelList
 from agl_otel.proxy.upstream import FixedUpstreams, QueueUpstreams, Upstream
 from agl_otel.queue.client import QueueClient
@@ -165,6 +166,21 @@ async def test_a_canary_that_cannot_serve_is_asked_once_and_then_left_alone(rece
         assert [span.attributes.get(conventions.LLM_TRIES) for span in spans] == [2, None]
         servers.stable.status = status
         assert (await ask(stand.url, "three"))[0] == status, "nobody is left"
+
+
+@pytest.mark.parametrize(("litellm_url", "more"), [("", {}), ("http://127.0.0.1:9/v1", {}), ("http://127.0.0.1:9/v1", {"unknown": 1})])
+async def test_a_canary_that_litellm_cannot_serve_is_stood_in_for(
+    receiver: OtlpReceiver, servers: Servers, litellm_url: str, more: dict[str, int]
+) -> None:
+    """Without a litellm, with one that is away, and by a field that no request to it may have."""
+    canary = Upstream("", "provider/x", provider="litellm", arm="next", canary=True)
+    async with proxy(
+        receiver, FixedUpstreams(canary, Upstream(servers.stable.url, arm="main")), limits=Limits(litellm_url=litellm_url)
+    ) as stand:
+        body = {"model": "any", "messages": [{"role": "user", "content": "x"}], **more}
+        assert (await stand.post("/v1/chat/completions", body))[0] == 200
+        (span,) = await spans_of(stand, receiver, 1)
+    assert (span.attributes[conventions.LLM_ARM], span.attributes[conventions.LLM_CANARY_FAILED]) == ("main", "next")
 
 
 async def test_an_answer_that_a_canary_began_is_not_asked_for_again(stand: Stand, servers: Servers, queue: QueueClient) -> None:

@@ -73,7 +73,7 @@ def test_the_turns_of_a_conversation_are_one_rollout_of_one_arm(tmp_path: Path) 
     engine = ChdbEngine(tmp_path / TRACES)
     found = engine.select(
         "SELECT ConversationId, any(RolloutId), uniqExact(RolloutId), groupUniqArray(SpanAttributes['agentlightning.llm.arm']), count() "
-        f"FROM otel.otel_traces WHERE SpanName = '{conventions.SPAN_LLM}' AND RolloutId != '' GROUP BY ConversationId ORDER BY ConversationId"
+        f"FROM otel.otel_traces WHERE SpanName = '{conventions.SPAN_LLM}' AND RolloutId != '' GROUP BY ConversationId ORDER BY 1"
     )
     engine.close()
     rows = [tuple(row) for row in found]
