@@ -18,13 +18,14 @@ from agl_otel.net.auth import own_names
 from agl_otel.net.http_server import listen, listens, make_runner, require_certificate
 from agl_otel.net.tls import Tls
 from agl_otel.proxy.app import SCOPE_NAME, Proxy
+from agl_otel.proxy.budget import Budget
 from agl_otel.proxy.forward import Limits
 from agl_otel.proxy.journal import FOLDER, Journal
 from agl_otel.proxy.litellm import Litellm
 from agl_otel.proxy.models import ModelList
 from agl_otel.proxy.models import load as load_models
 from agl_otel.proxy.recovery import JournalRecovery
-from agl_otel.proxy.upstream import Budget, QueueUpstreams
+from agl_otel.proxy.upstream import QueueUpstreams
 from agl_otel.queue.client import QueueClient
 from agl_otel.queue.registration import Registration
 from agl_otel.service.main import Serving, run_service

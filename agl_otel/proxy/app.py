@@ -133,7 +133,7 @@ class Proxy:
         self.meters.gauge("agl.proxy.under_way", "Model calls under way.", lambda: [({}, self._gate.in_flight)])
         self.meters.gauge("agl.proxy.held", "Model calls that wait for new weights.", lambda: [({}, self._gate.held)])
         self.meters.gauge("agl.proxy.total", "Model calls, and what was missing in them: /health's counts.", self._counted, kind="counter")
-        self.meters.gauge("agl.proxy.arms", "Model calls by the LLM resource that they went to.", self._arms, kind="counter")
+        self.meters.gauge("agl.proxy.arms.total", "Model calls by the LLM resource that they went to.", self._arms, kind="counter")
 
     def app(self, *, fronted: bool = True) -> web.Application:
         """The aiohttp application; run it with `handler_cancellation=True`, or calls of disconnected clients are not cancelled.

@@ -1,17 +1,20 @@
-"""Who makes a call, by its headers: the process, and the conversation. Pure."""
+"""Who makes a call, by its headers: the process, the conversation, and whether it is a retry."""
 
 from __future__ import annotations
 
 import secrets
 from collections.abc import Iterable
+from hashlib import blake2b
 from typing import Final, NamedTuple
-from urllib.parse import unquote
+from urllib.parse import unquote_plus
 
 from agl_otel.proxy.agent import Headers
+from agl_otel.spans.tolerant import whole_of
 from agl_otel_hook import conventions
 from agl_otel_hook.context import parse_traceparent
 
 MAX_CONVERSATION: Final = 256  # characters of a conversation's id
+_RETRY_HEADERS: Final = ("x-stainless-retry-count", "x-retry-count")
 
 
 class Conversation(NamedTuple):
@@ -40,10 +43,18 @@ def conversation_of(headers: Headers) -> Conversation:
     return Conversation(f"{parent.trace_id:032x}" if parent is not None else secrets.token_hex(16))
 
 
+def retry_of(headers: Headers, raw: bytes) -> tuple[int, bytes]:
+    """Return the client's retry count (0: the first try) and the request's fingerprint, which all its tries share."""
+    number = next((whole_of(headers[name]) for name in _RETRY_HEADERS if name in headers), 0)
+    idempotency = headers.get("idempotency-key")
+    digest = blake2b(idempotency.encode() if idempotency else raw, digest_size=16).digest()
+    return max(0, number), digest
+
+
 def _member(baggage: Iterable[str], name: str) -> str | None:
     """Return the value of a member of W3C baggage headers; None if it is missing."""
     for member in ",".join(baggage).split(","):
         found, _, value = member.partition("=")
         if found.strip() == name:
-            return unquote(value.partition(";")[0].strip())
+            return unquote_plus(value.partition(";")[0].strip())  # OpenTelemetry for Python writes a space as +
     return None

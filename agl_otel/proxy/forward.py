@@ -10,7 +10,7 @@ import asyncio
 import contextlib
 import io
 import random
-from collections.abc import Mapping, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass, field, replace
 from functools import partial
 from hashlib import blake2b
@@ -26,24 +26,24 @@ from agl_otel.errors import RefusedError
 from agl_otel.net.auth import is_ours, without_scheme
 from agl_otel.proxy import crowded
 from agl_otel.proxy.agent import Agent, RequestAgent
-from agl_otel.proxy.answer import ANSWER_BYTES, CLIENT_SECONDS, NOT_PASSED, error_response, pass_on, passed
+from agl_otel.proxy.answer import ANSWER_BYTES, CLIENT_SECONDS, NOT_PASSED, pass_on, passed
 from agl_otel.proxy.attempts import Attempts
 from agl_otel.proxy.bridging import Bridges
-from agl_otel.proxy.callers import Conversation, caller_of, conversation_of
+from agl_otel.proxy.budget import Budget
+from agl_otel.proxy.callers import Conversation, caller_of, conversation_of, retry_of
 from agl_otel.proxy.capabilities import NO_ROUTE, REFUSED, Capabilities, Place, Translate, names_any
 from agl_otel.proxy.dialects import CHAT, DIALECTS, Dialect, as_sampled, prepare, told_of
+from agl_otel.proxy.failures import failure_of, incomplete_of, public_address
 from agl_otel.proxy.gate import Gate
 from agl_otel.proxy.litellm import HOW, KEY_FIELD, Litellm
-from agl_otel.proxy.outgoing import REDIRECT, Asked, RedirectedError, RefusedAnswerError, ask, whole
+from agl_otel.proxy.outgoing import Asked, RedirectedError, RefusedAnswerError, ask, whole
 from agl_otel.proxy.pool import Health
 from agl_otel.proxy.recorder import Call, Recorder
 from agl_otel.proxy.reply import Json, encoded, with_fields
 from agl_otel.proxy.steering import HEADERS, for_litellm
 from agl_otel.proxy.translation import Translation
-from agl_otel.proxy.upstream import SEED, TOKENIZE, Budget, Route, Upstream, Upstreams, call_seed
+from agl_otel.proxy.upstream import SEED, TOKENIZE, Route, Upstream, Upstreams, call_seed
 from agl_otel.proxy.witness import Witnesses
-from agl_otel.spans.tolerant import whole_of
-from agl_otel.text import error_text, without_secrets
 from agl_otel.types.sampling import lenient, overridden
 from agl_otel_hook import conventions
 from agl_otel_hook.context import Key, format_traceparent
@@ -61,7 +61,6 @@ _CANNOT_SERVE: Final = frozenset({502, 503, 504})
 _LOOKED_AT: Final = NO_ROUTE | REFUSED
 """Statuses that may mean that the server does not support the request."""
 _SET_HERE: Final = NOT_PASSED | {"content-type", "traceparent", "tracestate", "baggage", conventions.HEADER_CONVERSATION_ID}
-_RETRY_HEADERS: Final = ("x-stainless-retry-count", "x-retry-count")
 _KEY_HEADERS: Final = ("authorization", "x-api-key")
 
 
@@ -169,10 +168,7 @@ class Forwarder:
         try:
             conversation = Conversation(key[0]) if key is not None else None if agent.own_key else conversation_of(agent.headers)
             route = await self._route(agent, key, body.get("model"), conversation)
-            served, pool = _by_litellm(route.pool), route.pool
-            if served is not None:
-                raw, body = for_litellm(body, dialect.fields, served, agent.path)
-                pool = [await self._with_litellm_address(each) for each in pool]
+            raw, body, pool = await self._for_litellm(agent, dialect, raw, body, route.pool)
             if key is not None:  # last: the attempt may be closed during any await
                 default = self._limits.budget
                 budget = default if route.budget is None else route.budget.or_else(default)
@@ -206,7 +202,7 @@ class Forwarder:
                 content = await whole(response, self._limits.answer_bytes)
                 return web.Response(status=response.status, body=content, headers=passed(response))
         except (aiohttp.ClientError, OSError, RedirectedError) as error:
-            return _failure(error, upstream)
+            return failure_of(error, upstream)
 
     async def _route(self, agent: Agent, key: Key | None, model: object, conversation: Conversation | None = None) -> Route:
         """Resolve the route of a call, without our keys and passwords if the client sent its own key."""
@@ -217,6 +213,21 @@ class Forwarder:
         if any(each.provider != "openai" for each in route.pool):
             raise RefusedError(f"model {model!r} is called with the stack's own key: send the stack's token", status=401, code="wrong_key")
         return replace(route, pool=[each.without_secrets() for each in route.pool])
+
+    async def _for_litellm(
+        self, agent: Agent, dialect: Dialect, raw: bytes, body: Json, pool: Sequence[Upstream]
+    ) -> tuple[bytes, Json, Sequence[Upstream]]:
+        """Return a request and its servers as litellm needs them where it serves one; without a canary that it cannot serve."""
+        if (served := _by_litellm(pool)) is None:
+            return raw, body, pool
+        try:
+            asked = for_litellm(body, dialect.fields, served, agent.path)
+            return *asked, [await self._with_litellm_address(each) for each in pool]
+        except RefusedError:
+            usual = [each for each in pool if not each.canary]
+            if len(usual) == len(pool):
+                raise
+            return await self._for_litellm(agent, dialect, raw, body, usual)
 
     async def _with_litellm_address(self, upstream: Upstream) -> Upstream:
         """Return the upstream with litellm's address if litellm serves it. Raises RefusedError without a litellm."""
@@ -273,13 +284,15 @@ class Forwarder:
             own |= {"strict_tools": True}
             raw, body = with_fields(raw, body, {"tools": tools}), body | {"tools": tools}
         shown = as_sampled(body, pool[0].fields)
-        retry, fingerprint = _retry(agent.headers, raw) if key is not None else (0, b"")
+        retry, fingerprint = retry_of(agent.headers, raw) if key is not None else (0, b"")
         if retry:
             self.settle()  # needed to know whether the first try failed
         caller = None if agent.own_key else caller_of(agent.headers.getall("baggage", ()))
         call = self._recorder.start(key, dialect, shown, traceparent, caller=caller, retry=retry, fingerprint=fingerprint)
         call.asked, call.told, call.overridden = body, told, own
         call.conversation = conversation.id if conversation is not None and conversation.named else None
+        if len(pool) < len(route.pool):
+            call.canary_failed = route.pool[0].arm
         if route.seed is not None and dialect.samples:
             drawn = {SEED: call_seed(route.seed, call.logical_number)}
             pool = [replace(each, sampling={**each.sampling, **drawn}) for each in pool]
@@ -305,7 +318,7 @@ class Forwarder:
             return await self._translation.ask(agent, pool, raw, body, call)
         call.status = 501
         raise RefusedError(
-            f"the model server {_public_address(pool[0])} has no route /{call.dialect.path}, and litellm, which would translate the "
+            f"the model server {public_address(pool[0])} has no route /{call.dialect.path}, and litellm, which would translate the "
             f"call to chat/completions, is not set up: {HOW}",
             status=501,
             code="no_litellm",
@@ -318,7 +331,7 @@ class Forwarder:
         for number, upstream in enumerate((*canaries, *islice(cycle(usual), MAX_TRIES)), 1):
             call.tries, last = number, number == len(canaries) + MAX_TRIES
             if not upstream.canary:
-                call.canary_failed = next((each.arm for each in pool if each.canary), None)
+                call.canary_failed = call.canary_failed or next((each.arm for each in pool if each.canary), None)
             try:
                 if await self._exchange(agent, upstream, raw, body, call, may_skip=upstream.canary or (not last and len(usual) > 1)):
                     return None
@@ -326,7 +339,7 @@ class Forwarder:
                 if upstream.canary:
                     self._failed(upstream)
                     continue
-                failure = _failure(error, upstream)
+                failure = failure_of(error, upstream)
                 call.status, call.incomplete = failure.status, "upstream_redirect"
                 return failure
             except (aiohttp.ClientError, OSError) as error:
@@ -337,8 +350,8 @@ class Forwarder:
                 if upstream.canary and not call.first_byte:
                     continue
                 if last or call.first_byte or timed_out or isinstance(error, RefusedAnswerError):
-                    failure = _failure(error, upstream)
-                    call.status, call.incomplete = failure.status, _incomplete(error, failure)
+                    failure = failure_of(error, upstream)
+                    call.status, call.incomplete = failure.status, incomplete_of(error, failure)
                     return failure
             if not upstream.canary:
                 await asyncio.sleep(random.uniform(*PAUSE_SECONDS))
@@ -458,14 +471,6 @@ def _by_litellm(pool: Sequence[Upstream]) -> Upstream | None:
     return next((each for each in pool if each.provider == "litellm"), None)
 
 
-def _retry(headers: Mapping[str, str], raw: bytes) -> tuple[int, bytes]:
-    """Return the client's retry count (0: the first try) and the request's fingerprint, which all its tries share."""
-    number = next((whole_of(headers[name]) for name in _RETRY_HEADERS if name in headers), 0)
-    idempotency = headers.get("idempotency-key")
-    digest = blake2b(idempotency.encode() if idempotency else raw, digest_size=16).digest()
-    return max(0, number), digest
-
-
 def _with_key(fields: Json, upstream: Upstream) -> Json:
     """The fields to set in a body, with the provider's key for litellm."""
     return {**fields, KEY_FIELD: upstream.provider_key} if upstream.provider_key else fields
@@ -487,25 +492,3 @@ def _credentials(headers: CIMultiDict[str], upstream: Upstream) -> list[tuple[st
     """The credentials among the headers of a call: keys, and headers added by its resource."""
     names = dict.fromkeys((*_KEY_HEADERS, *(name.lower() for name in upstream.headers)))
     return [(name, value) for name in names for value in headers.getall(name, ())]
-
-
-def _incomplete(error: Exception, failure: web.Response) -> str:
-    if isinstance(error, RefusedAnswerError):
-        return error.code
-    return "upstream_timeout" if failure.status == 504 else "upstream_error"
-
-
-def _failure(error: Exception, upstream: Upstream) -> web.Response:
-    if isinstance(error, RedirectedError):
-        return error_response(502, f"the model server {error}", REDIRECT)
-    if isinstance(error, RefusedAnswerError):
-        return error_response(502, f"the model server {_public_address(upstream)} {error}", error.code)
-    if isinstance(error, TimeoutError):
-        return error_response(504, f"the model server {_public_address(upstream)} did not answer in time", "timeout")
-    why = f"cannot be reached or broke off: {error_text(error)}"
-    return error_response(502, f"the model server {_public_address(upstream)} {why}", "upstream_error")
-
-
-def _public_address(upstream: Upstream) -> str:
-    """The upstream's address without credentials, for agents and spans."""
-    return without_secrets(upstream.base_url)

@@ -16,8 +16,8 @@ from agl_otel.errors import AglError
 from agl_otel.types import ResourcesUpdate
 
 REFRESH_SECONDS: Final = 1.0
-WAIT_SECONDS: Final = 0.25  # a call's longest wait for a look-up, once there was an answer
-FIRST_WAIT_SECONDS: Final = 2.0
+WAIT_SECONDS: Final = 0.25  # a call's longest wait for a look-up
+FIRST_WAIT_SECONDS: Final = 2.0  # for the first one, without which calls would go elsewhere
 LOOK_UP_SECONDS: Final = 10.0
 logger = logging.getLogger("agl_otel.proxy")
 LookUp = Callable[[str], Awaitable[ResourcesUpdate | None]]
@@ -35,6 +35,7 @@ class Newest:
         self._clock = clock
         self._found: ResourcesUpdate | None = None
         self._away = False
+        self._wait = FIRST_WAIT_SECONDS
         self._asked = float("-inf")
         self._asking: asyncio.Task[None] | None = None
 
@@ -44,7 +45,7 @@ class Newest:
         if self._asking is None and now - self._asked >= REFRESH_SECONDS:
             self._asked, self._asking = now, asyncio.create_task(self._ask(), name="newest")
         if self._asking is not None:
-            left = self._asked + (WAIT_SECONDS if self.answered else FIRST_WAIT_SECONDS) - now
+            left = self._asked + self._wait - now
             if left > 0:
                 await asyncio.wait({self._asking}, timeout=left)
         return self._found
@@ -62,10 +63,4 @@ class Newest:
             if found != self._found:
                 self._found = found
         finally:
-            self._asking = None
-
-    async def close(self) -> None:
-        """Cancel a look-up."""
-        if self._asking is not None:
-            self._asking.cancel()
-            await asyncio.gather(self._asking, return_exceptions=True)
+            self._asking, self._wait = None, WAIT_SECONDS

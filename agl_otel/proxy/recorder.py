@@ -262,7 +262,8 @@ class Recorder:
         sampled = any(choice.token_ids for choice in call.reply.choices.values())
         if call.arm is not None:
             self.arms[call.arm if call.arm in self.arms or len(self.arms) < MAX_ARMS else OTHER_ARMS] += 1
-        self.counts["canary_failed"] += call.canary_failed is not None
+        if call.canary_failed is not None:
+            self.counts["canary_failed"] += 1
         if failed:
             self._count("failed", failed)
         elif call.dialect.samples and not sampled and not call.completed.defect:

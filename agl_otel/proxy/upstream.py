@@ -15,10 +15,11 @@ from collections import OrderedDict
 from collections.abc import Callable, Collection, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from hashlib import blake2b
-from typing import Any, Final, Literal, NoReturn, Protocol, cast
+from typing import Any, Final, Literal, NoReturn, Protocol
 from urllib.parse import urlsplit
 
-from agl_otel.errors import NotFoundError, RefusedError, UnavailableError, UsageError
+from agl_otel.errors import NotFoundError, RefusedError, UnavailableError
+from agl_otel.proxy.budget import Budget, budget_of
 from agl_otel.proxy.canary import canary_for
 from agl_otel.proxy.newest import Newest
 from agl_otel.types import (
@@ -101,19 +102,6 @@ class Upstream:
         address = parts._replace(netloc=parts.netloc.rpartition("@")[2]).geturl()
         sampling = {name: value for name, value in self.sampling.items() if name != EXTRA_HEADERS}
         return replace(self, base_url=address, api_key=None, sampling=sampling)
-
-
-@dataclass(frozen=True, slots=True)
-class Budget:
-    """Limits of one attempt; 0 is no limit, None the proxy's default."""
-
-    calls: int | None = 0
-    tokens: int | None = 0
-    """Sampled tokens."""
-
-    def or_else(self, default: Budget) -> Budget:
-        """Return the budget with `default` for what is None."""
-        return Budget(self.calls if self.calls is not None else default.calls, self.tokens if self.tokens is not None else default.tokens)
 
 
 @dataclass(frozen=True, slots=True)
@@ -308,10 +296,10 @@ class QueueUpstreams:
         newest = self._newest
         if newest is not None and not newest.answered:
             raise UnavailableError(
-                f"this call names no rollout, and the queue has not said yet whether there are resources {newest.resources_id}"
+                f"this call names no rollout, and the queue was not reached yet, which may have resources {newest.resources_id} for it"
             )
         published = (
-            f"publish resources with the id {newest.resources_id} (AGL_UPSTREAM_RESOURCES)"
+            f"publish an LLM in resources with the id {newest.resources_id} (AGL_UPSTREAM_RESOURCES)"
             if newest is not None
             else "set AGL_UPSTREAM_RESOURCES"
         )
@@ -483,24 +471,6 @@ def listed(models: Lists | None, asked: str | None) -> Sequence[Upstream]:
             "upstream (AGL_UPSTREAM_URL)"
         )
     return pool
-
-
-def budget_of(rollout: Rollout) -> Budget | None:
-    """The budget in the rollout's metadata ({"budget": {"calls": 50, "tokens": 20000}}); None if there is none. Raises UsageError."""
-    given: Any = (rollout.metadata or {}).get("budget")
-    if given is None:
-        return None
-    held = cast("dict[str, Any]", given) if isinstance(given, dict) else {"": given}
-    numbers = {name: int(value) for name, value in held.items() if _is_whole(value) and value >= 0}
-    if held.keys() != numbers.keys() or not held.keys() <= {"calls", "tokens"}:
-        raise UsageError(
-            f'the budget of rollout {rollout.rollout_id} must be {{"calls": N, "tokens": N}} or one of them, not {given!r:.200}'
-        )
-    return Budget(numbers.get("calls"), numbers.get("tokens"))
-
-
-def _is_whole(value: Any) -> bool:
-    return type(value) is int or (type(value) is float and value.is_integer())  # metadata may have passed through JavaScript
 
 
 def seed_of(rollout: Rollout) -> int | None:

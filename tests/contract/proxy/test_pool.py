@@ -16,9 +16,10 @@ from agl_otel.algorithms.verl.publish import sampling_by_mode
 from agl_otel.compat.llm_proxy import LLMProxy
 from agl_otel.errors import ModelServerError, UnavailableError, UsageError
 from agl_otel.net.auth import attempt_key, shared_key
+from agl_otel.proxy.budget import Budget
 from agl_otel.proxy.forward import Limits
 from agl_otel.proxy.models import ModelList
-from agl_otel.proxy.upstream import Budget, FixedUpstreams, ListedUpstreams, Route, Upstream, call_seed
+from agl_otel.proxy.upstream import FixedUpstreams, ListedUpstreams, Route, Upstream, call_seed
 from agl_otel.types import Describe, ProxyLLM
 from agl_otel.types.sampling import NEUTRAL, all_parameters
 from agl_otel_hook import conventions

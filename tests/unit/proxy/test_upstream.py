@@ -7,8 +7,9 @@ from typing import Any
 import pytest
 
 from agl_otel.errors import NotFoundError, RefusedError, UnavailableError, UsageError
+from agl_otel.proxy.budget import Budget
 from agl_otel.proxy.models import ModelList
-from agl_otel.proxy.upstream import OWN, VERSION_SECONDS, Budget, QueueUpstreams, Route, Upstream, call_seed
+from agl_otel.proxy.upstream import OWN, VERSION_SECONDS, QueueUpstreams, Route, Upstream, call_seed
 from agl_otel.types import (
     LLM,
     Attempt,

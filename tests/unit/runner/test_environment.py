@@ -16,6 +16,7 @@ from agl_otel.runner.environment import (
     DUMMY_API_KEY,
     Addresses,
     agent_resources,
+    attempt_llm,
     merged_members,
     process_environment,
     routed_llm,
@@ -291,3 +292,12 @@ def test_sampling_parameters_unknown_to_openais_client_stay_with_the_proxy() -> 
     assert set(NEUTRAL) < set(
         routed_llm(LLM(endpoint="x", model="m", sampling_parameters=all_parameters(1, 1)), "r", "a", None).sampling_parameters
     )
+
+
+def test_a_canary_is_not_the_agents_model_wherever_it_stands() -> None:
+    canary = LLM(endpoint="http://new/v1", model="new", share=0.1)
+    resources: NamedResources = {"next": canary, "main": LLM(endpoint="http://old/v1", model="old")}
+    llm = attempt_llm(resources, "ro-1", "at-1", "http://proxy:4000")
+    assert llm is not None and llm.model == "old"
+    visible = agent_resources(resources, "ro-1", "at-1", "http://proxy:4000")
+    assert visible["main"] == llm and visible["next"] == canary
