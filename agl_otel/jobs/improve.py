@@ -29,8 +29,8 @@ import numpy as np
 
 from agl_otel.adapters.gates import REFUSALS, Rated, Rules, canary_verdict, paired_gain, refusals, trusted_lags
 from agl_otel.adapters.offpolicy import Estimate
-from agl_otel.algorithms.grpo.serving import offline_rollouts
 from agl_otel.algorithms.model_export import export_model
+from agl_otel.algorithms.offline import Offline
 from agl_otel.algorithms.run_folder import (
     Fingerprint,
     RunFolder,
@@ -221,9 +221,9 @@ class Improvement(JobRun):
         promotions = [each.ended for each in self.ended if each.verdict == "promoted"]
         changed = promotions[-self.spec.max_promotions - 1] if len(promotions) > self.spec.max_promotions else 0.0
         rated: set[str] = set()
-        mode = self.job.options.get("offline_mode", ADOPTED)
+        traffic = Offline(self._plain, self.job.options.get("offline_mode", ADOPTED), None)
         while True:
-            found = await offline_rollouts(self._plain, mode, taken)
+            found = await traffic.rollouts(taken)
             oldest = time.time() - self.spec.window_seconds
             fresh = [each for each in found if each.start_time >= max(oldest, changed)]
             old = {"too_long_ago": sum(each.start_time < oldest for each in found)}
@@ -250,12 +250,9 @@ class Improvement(JobRun):
         window = cycle.read("window")
         assert window is not None, "the stage before"
         run = cycle.folder / "run"
-        job = self.job.model_copy(
-            update={
-                "policy": self.job.policy.model_copy(update={"model": str(self.promoted)}),
-                "algorithm": {"offline_mode": ADOPTED, **self.job.algorithm},  # TODO selection
-            }
-        )
+        algorithm = {name: value for name, value in self.job.algorithm.items() if name != "offline_mode"}
+        policy = self.job.policy.model_copy(update={"model": str(self.promoted)})
+        job = self.job.model_copy(update={"policy": policy, "algorithm": {**algorithm, "selection": window["selection"]}})
         async with RUNS[self._trains](job, self._plain, run, settings=self.settings, stack_failed=None) as training:
             await training.publish_policy()
             async with training.runners(mode="val"):
