@@ -63,7 +63,7 @@ class World:
 
 
 @contextlib.contextmanager
-def world(folder: Path, job: dict[str, str], *how: str, rate: float = 20.0) -> Generator[World]:
+def world(folder: Path, job: dict[str, str], *how: str, rate: float = 10.0) -> Generator[World]:
     """Run a stack and the example's product, with lines of its job replaced or added: {line's key: its value}."""
     from agl_otel.settings import free_ports
     from tests.system.stack_process import ENVIRONMENT, Command, until
@@ -71,10 +71,10 @@ def world(folder: Path, job: dict[str, str], *how: str, rate: float = 20.0) -> G
     place = folder / "improve"
     shutil.copytree(EXAMPLE, place, ignore=shutil.ignore_patterns("__pycache__", "*.jsonl"))
     (place / "job.toml").write_text(changed((place / "job.toml").read_text(), job))
-    names = ("QUEUE", "WEB", "PROXY", "OTLP_HTTP")
+    names = ("QUEUE", "WEB", "PROXY", "OTLP_GRPC")
     ports = {f"AGL_{name}_PORT": str(port) for name, port in zip(names, free_ports(len(names)), strict=True)}
     adopting = {"AGL_UNIDENTIFIED": "adopt", "AGL_ADOPT_QUIET_SECONDS": "2"}
-    settings = {**ports, **{f"AGL_{name}_PORT": "0" for name in ("OTLP_GRPC", "CLICKHOUSE")}, **adopting}
+    settings = {**ports, **{f"AGL_{name}_PORT": "0" for name in ("OTLP_HTTP", "CLICKHOUSE")}, **adopting}
     stack = Command("up", "--data-dir", str(folder / "data"), log=folder / "up.log", cwd=place, env=settings)
     script = [str(place / "product.py")] if not how else [str(Path(__file__)), str(place), *how]
     with stack:
@@ -128,7 +128,7 @@ async def _flattered(folder: Path) -> None:
             return [*found, *([{"source": "reviewers", "value": float(right)}] if random.random() < 0.3 else [])]
 
     async with aiohttp.ClientSession() as session:
-        await Flattered(session, folder).serve(20.0)
+        await Flattered(session, folder).serve(10.0)
 
 
 if __name__ == "__main__":

@@ -16,7 +16,7 @@ from pathlib import Path
 from typing import Any
 
 import aiohttp
-from opentelemetry.exporter.otlp.proto.http.trace_exporter import OTLPSpanExporter
+from opentelemetry.exporter.otlp.proto.grpc.trace_exporter import OTLPSpanExporter
 from opentelemetry.propagate import inject
 from opentelemetry.sdk.trace import TracerProvider
 from opentelemetry.sdk.trace.export import BatchSpanProcessor
@@ -24,7 +24,7 @@ from opentelemetry.sdk.trace.export import BatchSpanProcessor
 from agl_otel.algorithms.grpo.tiny import BEHAVIOURS, TRAIN_NUMBERS, question
 
 PROXY, WEB, COLLECTOR = (
-    f"http://127.0.0.1:{os.environ.get(f'AGL_{name}_PORT', port)}" for name, port in (("PROXY", 4000), ("WEB", 4748), ("OTLP_HTTP", 4318))
+    f"http://127.0.0.1:{os.environ.get(f'AGL_{name}_PORT', port)}" for name, port in (("PROXY", 4000), ("WEB", 4748), ("OTLP_GRPC", 4317))
 )
 HERE = Path(__file__).parent
 SPEAK = 0.9
@@ -37,7 +37,7 @@ class Product:
     def __init__(self, session: aiohttp.ClientSession, folder: Path, taste: int = 1, *, at_random: bool = False) -> None:
         self.session, self.folder, self.taste, self.at_random = session, folder, taste, at_random
         provider = TracerProvider()
-        provider.add_span_processor(BatchSpanProcessor(OTLPSpanExporter(f"{COLLECTOR}/v1/traces"), schedule_delay_millis=500))
+        provider.add_span_processor(BatchSpanProcessor(OTLPSpanExporter(COLLECTOR, insecure=True), schedule_delay_millis=500))
         self.tracer = provider.get_tracer("product")
 
     async def serve(self, rate: float) -> None:
