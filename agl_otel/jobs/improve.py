@@ -8,7 +8,7 @@ Weights are promoted by a verdict alone, which holds the digests of the files it
     run.json, lock              the run's identity (algorithms/run_folder.py)
     policy                      the model it began with, if that is `tiny`
     slots/a, slots/b            the model servers of production.py
-    cycles/0001/window.json, update.json, gate.json, canary.json, verdict.json
+    cycles/0001/window.json, update.json, gate.json, canary.json, verdict.json; recorded.json when the store knows it
     cycles/0001/run             the training run
     cycles/0001/model           the weights it made
 """
@@ -51,6 +51,7 @@ from agl_otel.jobs.run import JobRun, unless_failed
 from agl_otel.jobs.served import ServedRun, prepare_policy
 from agl_otel.jobs.sft import SFTRun
 from agl_otel.store import Store
+from agl_otel.store.selections import MOST
 from agl_otel.types import ADOPTED, AttemptedRollout, Rollout, TrainingStep
 from agl_otel.types.selections import Selected
 
@@ -58,6 +59,10 @@ RUNS: Final[dict[str, type[ServedRun]]] = {"grpo": GRPORun, "sft": SFTRun}
 """{algorithm: how a cycle trains by it}."""
 STAGES: Final = ("window", "update", "gate", "canary", "verdict")
 POLL_SECONDS: Final = 1.0
+KEPT_MODELS: Final = 2
+"""The promoted weights, and those before."""
+LARGE: Final = ("checkpoints", "weights", "rounds", "policy")
+"""What of a training run is removed when its cycle has ended: its weights are in the cycle's `model`."""
 _RESOURCE: Final = ("bridge", "strict_tools")
 """Options of an algorithm that belong to its LLM resource."""
 
@@ -153,10 +158,14 @@ class Improvement(JobRun):
             options=given,
         )
         self._exit.push_async_callback(self.production.close)
-        promoted = [ended for ended in self.ended if ended.verdict == "promoted"]
-        await self.production.begin(self.promoted, len(promoted))
-        if (last := self._last) is None or last.read("verdict") is not None or last.read("gate") is None:
-            await self.production.publish()
+        last, begun = Cycle(self.folder, len(self.ended)), Cycle(self.folder, len(self.ended) + 1)
+        if self.ended and self.ended[-1].verdict == "promoted":
+            await asyncio.to_thread(_hold_evidence, last)
+        await self.production.begin(self.promoted, sum(each.verdict == "promoted" for each in self.ended))
+        if begun.read("gate") is None:
+            await self.production.publish()  # else a canary may be under way, and publishes again
+        if self.ended and last.read("recorded") is None:
+            await self._finish(last)
         self.production.failed.add_done_callback(self._on_stack_failed)
 
     # --- what has been
@@ -175,11 +184,6 @@ class Improvement(JobRun):
         last = next((each for each in reversed(self.ended) if each.verdict == "promoted"), None)
         return self._first if last is None else Cycle(self.folder, last.number).model
 
-    @property
-    def _last(self) -> Cycle | None:
-        last = Cycle(self.folder, len(self.ended) + 1)
-        return last if last.folder.exists() else None
-
     # --- the loop
 
     async def improve(self, cycles: int | None = None) -> list[Ended]:
@@ -191,19 +195,20 @@ class Improvement(JobRun):
     async def cycle(self, cycle: Cycle) -> Ended:
         """Run one cycle, or what is left of it."""
         window = await self._stage(cycle, "window", self._window)
-        update = await self._stage(cycle, "update", self._update)
+        await self._stage(cycle, "update", self._update)
         gate = await self._stage(cycle, "gate", self._gate)
         why, canary = list(gate["why"]), None
         if not why:
             canary = await self._stage(cycle, "canary", self._canary)
             why = [canary["why"]] if canary["why"] else []
         verdict = "promoted" if not why else "refused" if canary is None else "rolled_back"
-        if cycle.read("verdict") is None:
-            before = self.production.version
-            cycle.write("verdict", {"verdict": verdict, "why": why, "evidence": cycle.digests(), "before": before, "ended": time.time()})
-        await self._apply(cycle, verdict)
-        await self._record(cycle, {"window": window, "update": update, "gate": gate, "canary": canary})
-        self._say(f"cycle {cycle.number}: {verdict}" + "".join(f"; {name}: {REFUSALS[name]}" for name in why))
+        if verdict == "promoted":
+            await asyncio.to_thread(_hold_weights, cycle)
+        cycle.write(
+            "verdict", {"verdict": verdict, "why": why, "evidence": cycle.digests(), "before": window["version"], "ended": time.time()}
+        )
+        await (self.production.promote(cycle.model) if verdict == "promoted" else self.production.withdraw())
+        await self._finish(cycle)
         return self.ended[-1]
 
     async def _stage(self, cycle: Cycle, name: str, work: Callable[[Cycle], Any]) -> dict[str, Any]:
@@ -223,6 +228,7 @@ class Improvement(JobRun):
         rated: set[str] = set()
         traffic = Offline(self._plain, self.job.options.get("offline_mode", ADOPTED), None)
         while True:
+            began = time.monotonic()
             found = await traffic.rollouts(taken)
             oldest = time.time() - self.spec.window_seconds
             fresh = [each for each in found if each.start_time >= max(oldest, changed)]
@@ -233,14 +239,16 @@ class Improvement(JobRun):
             ready = [each for each in fresh if each.rollout_id in rated]
             if len(ready) >= self.spec.attempts:
                 break
-            await asyncio.sleep(POLL_SECONDS)
+            await asyncio.sleep(max(POLL_SECONDS, 10 * (time.monotonic() - began)))  # a long history is read more rarely
+        ready = ready[-MOST:]
         made = {"by": f"improve {self.run_id}", "cycle": cycle.number, "sources": self._sources}
-        kept = await self._plain.put_selection(f"{self.run_id}", [_selected(each) for each in ready], made)
+        kept = await self._plain.put_selection(self.run_id, [_selected(each) for each in ready], made)
         self._say(f"cycle {cycle.number}: {len(ready)} rated attempts ({kept.selection}); {len(fresh) - len(ready)} wait for a reward")
         return {
             "selection": kept.selection,
             "digest": kept.digest,
             "rollout_ids": [each.rollout_id for each in ready],
+            "version": self.production.version,
             "unrated": len(fresh) - len(ready),
             "too_old": old,
         }
@@ -349,17 +357,22 @@ class Improvement(JobRun):
         self._say(f"cycle {cycle.number}: canary {told[0]} against {told[1]}")
         return {"why": why, "mean": means[0], "promoted_mean": means[1], "share": spec.canary, "version": begun["version"], **counts}
 
-    async def _apply(self, cycle: Cycle, verdict: str) -> None:
-        """Do what the verdict says; it may have been done."""
-        if verdict == "promoted":
-            _hold_evidence(cycle)
-            await asyncio.to_thread(_hold_weights, cycle)
-            await self.production.promote(cycle.model)
-        else:
-            await self.production.withdraw()
+    async def _finish(self, cycle: Cycle) -> None:
+        """Record a cycle that has its verdict, once, and remove what nothing needs any more."""
+        await self._record(cycle)
+        cycle.write("recorded", {"version": self.production.version})
+        kept = [each.number for each in self.ended if each.verdict == "promoted"][-KEPT_MODELS:]
+        for number in range(1, cycle.number + 1):
+            old = Cycle(self.folder, number)
+            large = [old.folder / "run" / name for name in LARGE] + ([] if number in kept else [old.model])
+            for folder in large:
+                await asyncio.to_thread(shutil.rmtree, folder, ignore_errors=True)
+        ended = self.ended[-1]
+        self._say(f"cycle {cycle.number}: {ended.verdict}" + "".join(f"; {name}: {REFUSALS[name]}" for name in ended.why))
 
-    async def _record(self, cycle: Cycle, stages: dict[str, dict[str, Any] | None]) -> None:
+    async def _record(self, cycle: Cycle) -> None:
         """Record the cycle as a step of the run, linked to its attempts, and each stage as a span of its own."""
+        stages = {stage: cycle.read(stage) for stage in STAGES[:-1]}
         verdict, window, update = cycle.read("verdict") or {}, stages["window"] or {}, stages["update"] or {}
         step = TrainingStep(
             run_id=self.run_id,
