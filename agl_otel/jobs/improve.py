@@ -204,9 +204,8 @@ class Improvement(JobRun):
         verdict = "promoted" if not why else "refused" if canary is None else "rolled_back"
         if verdict == "promoted":
             await asyncio.to_thread(_hold_weights, cycle)
-        cycle.write(
-            "verdict", {"verdict": verdict, "why": why, "evidence": cycle.digests(), "before": window["version"], "ended": time.time()}
-        )
+        facts = {"verdict": verdict, "why": why, "evidence": cycle.digests(), "before": window["version"]}
+        cycle.write("verdict", {**facts, "ended": time.time()})
         await (self.production.promote(cycle.model) if verdict == "promoted" else self.production.withdraw())
         await self._finish(cycle)
         return self.ended[-1]
