@@ -330,7 +330,8 @@ async def two_agents(task: dict[str, Any], resources: agl.NamedResources, llm: a
     for name in ("plan", "solve"):
         template = resources[name]
         assert isinstance(template, agl.PromptTemplate)
-        with agl.operation(**{"gen_ai.agent.name": f"agent of {name}"}):
+        named: dict[str, Any] = {"gen_ai.agent.name": f"agent of {name}"}
+        with agl.operation(**named):
             await answer(task, template, llm)
     with agl.operation(name="a tool"):
         return 0.5
