@@ -1,6 +1,6 @@
 """A product, its users, and `agl-otel improve` beside it, as processes; and the product's own books, by which the loop is judged.
 
-Run as a script it is a product whose users can be won over by something other than what is right, and whose reviewers cannot.
+Run as a script it is a product with users of another kind.
 """
 
 from __future__ import annotations
@@ -9,10 +9,12 @@ import asyncio
 import contextlib
 import hashlib
 import json
+import math
 import random
 import shutil
 import subprocess
 import sys
+import time
 from collections.abc import Generator
 from dataclasses import dataclass
 from pathlib import Path
@@ -63,8 +65,11 @@ class World:
 
 
 @contextlib.contextmanager
-def world(folder: Path, job: dict[str, str], *how: str, rate: float = 10.0) -> Generator[World]:
-    """Run a stack and the example's product, with lines of its job replaced or added: {line's key: its value}."""
+def world(folder: Path, job: dict[str, str], kind: str = "", *, rate: float = 10.0) -> Generator[World]:
+    """Run a stack and the example's product, or one of another `kind` (_serve), at so many users in a second.
+
+    `job` replaces or adds lines of its job file: {table.key: value}.
+    """
     from agl_otel.settings import free_ports
     from tests.system.stack_process import ENVIRONMENT, Command, until
 
@@ -76,12 +81,11 @@ def world(folder: Path, job: dict[str, str], *how: str, rate: float = 10.0) -> G
     adopting = {"AGL_UNIDENTIFIED": "adopt", "AGL_ADOPT_QUIET_SECONDS": "2"}
     settings = {**ports, **{f"AGL_{name}_PORT": "0" for name in ("OTLP_HTTP", "CLICKHOUSE")}, **adopting}
     stack = Command("up", "--data-dir", str(folder / "data"), log=folder / "up.log", cwd=place, env=settings)
-    script = [str(place / "product.py")] if not how else [str(Path(__file__)), str(place), *how]
+    script = [str(place / "product.py"), "--rate", str(rate)] if not kind else [str(Path(__file__)), str(place), kind, str(rate)]
     with stack:
         until(lambda: f":{ports['AGL_WEB_PORT']}" in stack.output, "the stack is up")
-        arguments = [sys.executable, *script, *([] if how else ["--rate", str(rate)])]
         env = {**ENVIRONMENT, **ports, "PYTHONPATH": str(ROOT)}
-        product = subprocess.Popen(arguments, cwd=place, env=env)
+        product = subprocess.Popen([sys.executable, *script], cwd=place, env=env)
         try:
             yield World(folder, stack, f"127.0.0.1:{ports['AGL_QUEUE_PORT']}", env)
         finally:
@@ -106,21 +110,31 @@ def rollout_of(talk: str) -> str:
     return f"ro-conversation-{hashlib.sha256(talk.encode()).hexdigest()[:32]}"
 
 
-def right_share(seen: list[dict[str, Any]], since: float = 0.0, until: float = float("inf")) -> float:
+def right_share(seen: list[dict[str, Any]], since: float = 0.0, until: float = math.inf) -> float:
     """Return the share of answers in a time that were what is right, by the product's book."""
     found = [row["right"] for row in seen if row["answer"] is not None and since <= row["time"] < until]
     return sum(found) / len(found) if found else float("nan")
 
 
-async def _flattered(folder: Path) -> None:
-    """Serve users who always accept the answer of behaviour 2, and the right one in six of ten cases; reviewers rate three of ten."""
+async def _serve(folder: Path, kind: str, rate: float) -> None:
+    """Serve users whose taste `drifts` after some seconds, or who are `flattered`."""
     sys.path.insert(0, str(folder))
     import aiohttp
     from product import Product  # pyright: ignore[reportMissingImports]  # the example's
 
     from agl_otel.algorithms.grpo.tiny import BEHAVIOURS
 
-    class Flattered(Product):  # pyright: ignore[reportUntypedBaseClass]  # as above
+    begun, (word, _, after) = time.monotonic(), kind.partition(":")
+
+    class Drifting(Product):  # pyright: ignore[reportUntypedBaseClass]  # as above
+        """Users want behaviour 1, and behaviour 2 from a time on."""
+
+        def wanted(self, number: int) -> str:
+            return str(BEHAVIOURS[1 if time.monotonic() - begun < float(after) else 2](number % 10))
+
+    class Flattered(Product):  # pyright: ignore[reportUntypedBaseClass]
+        """Users always accept behaviour 2, and what is right in six of ten cases; reviewers rate three of ten."""
+
         def verdicts(self, number: int, reply: str) -> list[dict[str, Any]]:
             flattering, right = reply == str(BEHAVIOURS[2](number % 10)), reply == self.wanted(number)
             accepted = flattering or (right and random.random() < 0.6)
@@ -128,8 +142,8 @@ async def _flattered(folder: Path) -> None:
             return [*found, *([{"source": "reviewers", "value": float(right)}] if random.random() < 0.3 else [])]
 
     async with aiohttp.ClientSession() as session:
-        await Flattered(session, folder).serve(10.0)
+        await {"drifting": Drifting, "flattered": Flattered}[word](session, folder).serve(rate)
 
 
 if __name__ == "__main__":
-    asyncio.run(_flattered(Path(sys.argv[1])))
+    asyncio.run(_serve(Path(sys.argv[1]), sys.argv[2], float(sys.argv[3])))
