@@ -48,6 +48,8 @@ class Production:
     async def begin(self, model: Path, promotions: int) -> None:
         """Serve the promoted weights, after so many promotions."""
         self._slot = promotions % 2
+        now = await self._store.resources(self._resources_id)
+        self.version = "" if now is None else str(now.version)
         await self._start(self._slot, model)
 
     async def publish(self, canary: str = "", share: float = 0.0) -> None:
