@@ -86,16 +86,21 @@ class Recorded:
 
     @classmethod
     def of(cls, spans: Sequence[Span]) -> Recorded:
-        """Read the results from the messages of an attempt's model calls, as the model read them; where these have none, from the spans
+        """Read the results from the messages of an attempt's model calls, as the model read them; where these have fewer, from the spans
         of its tools. Examples in a prompt, which no model call of the attempt made, do not count."""
         whole = [found for _, found in whole_calls(spans, Counter())]
         made = {call for found in whole for reply in found.reply for call in calls_in(reply)}
-        results: dict[ToolCall, list[str]] = {}
+        by_id: dict[tuple[ToolCall, str], list[str]] = {}
         for found in whole:
-            for call, own in _results_in(found.prompt).items():
-                if call in made and len(own) > len(results.get(call, ())):  # later prompts repeat what is in earlier ones
-                    results[call] = own
-        return cls({**_of_tools(spans), **results})
+            for key, own in _results_in(found.prompt).items():
+                if key[0] in made and len(own) > len(by_id.get(key, ())):  # later prompts repeat what is in earlier ones
+                    by_id[key] = own
+        results = defaultdict[ToolCall, list[str]](list)
+        for (call, _), own in by_id.items():
+            results[call] += own
+        for call, own in _of_tools(spans).items():
+            results[call] = max(results[call], own, key=len)
+        return cls(dict(results))
 
     def answer(self, name: str, arguments: Any) -> str | Miss:
         """Return what this tool call returned, the first time what it returned first, or a Miss, which is counted."""
@@ -108,14 +113,15 @@ class Recorded:
         return Miss(call)
 
 
-def _results_in(messages: Sequence[Message]) -> dict[ToolCall, list[str]]:
-    """Return the results of tools in a prompt: those of a tool message belong to the last call before it that has its id."""
-    found, by_id = defaultdict[ToolCall, list[str]](list), dict[str, ToolCall]()
+def _results_in(messages: Sequence[Message]) -> dict[tuple[ToolCall, str], list[str]]:
+    """Return the results of tools in a prompt by call and its id: a tool message belongs to the last call before it that has its id."""
+    found, by_id = defaultdict[tuple[ToolCall, str], list[str]](list), dict[str, ToolCall]()
     for message in messages:
         ids = [str(each.get("id")) for each in message.get("tool_calls") or ()]
         by_id.update(zip(ids, calls_in(message), strict=True))
-        if message["role"] == "tool" and (call := by_id.get(str(message.get("tool_call_id")))) is not None:
-            found[call].append(text_of(message))
+        call_id = str(message.get("tool_call_id"))
+        if message["role"] == "tool" and (call := by_id.get(call_id)) is not None:
+            found[call, call_id].append(text_of(message))
     return found
 
 

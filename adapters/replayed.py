@@ -55,7 +55,7 @@ def _of_langchain(tool: Any, recorded: Recorded) -> Any:
     )
 
 
-def _of_function(tool: Callable[..., Any], recorded: Recorded) -> Callable[..., Any]:
+def _of_function(tool: Any, recorded: Recorded) -> Callable[..., Any]:
     signature = inspect.signature(tool)
 
     @functools.wraps(tool)

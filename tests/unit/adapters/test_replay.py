@@ -60,6 +60,22 @@ def test_equal_calls_get_their_results_in_order_and_then_a_miss() -> None:
     assert recorded.misses == {ToolCall.of("roll", same): 1, ToolCall.of("roll", {"sides": 7}): 1}
 
 
+def test_equal_calls_of_two_conversations_have_a_result_each() -> None:
+    """As two agents of one attempt: what one prompt repeats of another is told apart from it by the ids of calls."""
+    first = attempt(([says("user", "1")], asks(("a", "now", "{}"))), ([returned("a", "one")], says("assistant", "!")))
+    second = attempt(([says("user", "2")], asks(("b", "now", "{}"))), ([returned("b", "two")], says("assistant", "!")))
+    spans = [*first, *(each.model_copy(update={"span_id": f"2{each.span_id}", "start_time": 9.0}) for each in second)]
+    for place, each in enumerate(spans):
+        each.attributes["gen_ai.response.id"] = f"r{place}"
+    assert dict(Recorded.of(spans).results) == {ToolCall("now", "{}"): ["one", "two"]}
+
+
+def test_what_messages_lack_is_of_the_spans_of_tools() -> None:
+    messages = attempt(([says("user", "?")], asks(("a", "now", "{}"))), ([returned("a", "one")], asks(("b", "now", "{}"))))
+    tools = [span(f"t{n}", n, n, **{"gen_ai.tool.name": "now", "gen_ai.tool.call.result": f"{n}"}) for n in (1, 2)]
+    assert dict(Recorded.of([*messages, *tools]).results) == {ToolCall("now", "{}"): ["1", "2"]}
+
+
 def test_examples_in_a_prompt_are_no_results_of_the_attempt() -> None:
     example = [asks(("e", "look", '{"at": "moon"}')), returned("e", "round")]
     spans = attempt(([*example, says("user", "?")], asks(("a", "look", '{"at": "sun"}'))), ([returned("a", "hot")], says("assistant", "!")))
