@@ -250,6 +250,8 @@ def test_near_duplicates_of_an_earlier_task_are_left_out_and_the_most_valuable_c
         *((each, 0.25) for each in open_), *((each, 0.0) for each in settled), *((each, None) for each in alone)
     ]  # fmt: skip
     assert report["made"]["left_out"] == {"near_duplicate": len(copies)}
+    none = cli.run("select", run_name, "--run", run_name, "--below", "0", code=1)
+    assert none["made"]["options"] == {"run": run_name, "failed": True, "below": 0.0} and none["selection"] is None
     top = cli.run("select", run_name, "--run", run_name, "--by-value", "--per-task", "1", "--top", "2", "--dry-run")
     assert top["selection"] is None and top["attempts"] == 2 and top["made"]["left_out"] == {"beyond_task": 3, "beyond_top": 2}
     assert cli.run("select", run_name)["selection"] == f"{run_name}@1", "a dry run stores nothing"
