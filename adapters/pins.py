@@ -17,7 +17,7 @@ from agl_otel.errors import ConflictError, DataError
 from agl_otel.types import AttemptedRollout
 from agl_otel.types.columns import Traces, joined_digest
 
-VERSION = 2
+VERSION = 3
 EXAMPLES = 10
 
 

@@ -11,7 +11,7 @@ import click
 
 from agl_otel.adapters.batches import LEFT_OUT
 from agl_otel.cli.common import data_dir_option, json_option, print_json, run_async, settings_for, setup_logging, store_option
-from agl_otel.cli.output import counted, moment, open_console, table_of
+from agl_otel.cli.output import counted, moment
 from agl_otel.cli.queue import span_of_time
 from agl_otel.cli.selections import Taken, gone_lines
 from agl_otel.cli.training_files import check_target, writing_rows
@@ -20,7 +20,7 @@ from agl_otel.errors import UsageError, writing
 from agl_otel.jobs.select import Choice
 from agl_otel.jobs.select import select as choose
 from agl_otel.stack.sharing import open_store
-from agl_otel.text import printable
+from agl_otel.text import json_text, printable
 from agl_otel.types import RolloutMode
 from agl_otel.types.options import Finite, Whole
 from agl_otel.types.selections import Selected
@@ -128,14 +128,18 @@ def _show(report: dict[str, Any], *, dry_run: bool) -> None:
         click.echo(f"digest: {report['digest']}")
     else:
         click.echo(f"{what} of {counted(made['read'], 'rollout')}{'; nothing was stored' if dry_run else ': nothing is selected'}")
+    if options := made["options"]:
+        click.echo(f"options: {json_text(options)}")
     left_out: dict[str, int] = made["left_out"]
     for why in sorted(left_out, key=list(LEFT_OUT).index):
         click.echo(f"  {left_out[why]:,} left out: {LEFT_OUT[why]}")
     for line in gone_lines(report):
         click.echo(line)
     if clusters := [*report["clusters"].items()]:
-        open_console().print(table_of("what failed", ("attempts", "cluster"), [(count, name) for name, count in clusters[:SHOWN]]))
+        click.echo("what failed, by the number of attempts:")
+        for cluster, count in clusters[:SHOWN]:
+            click.echo(f"  {count:>6,}  {printable(cluster)}")
         if len(clusters) > SHOWN:
-            click.echo(f"and {len(clusters) - SHOWN:,} clusters more: --json has all")
+            click.echo(f"  and {len(clusters) - SHOWN:,} clusters more, which --json has")
     if report["file"]:
         click.echo(f"wrote the table to {report['file']}")

@@ -54,7 +54,7 @@ class Choice:
 
     def given(self) -> dict[str, Any]:
         """Return the options that are not the default."""
-        return {name: value for name, value in asdict(self).items() if value not in (None, False, (), [])}
+        return {name: value for name, value in asdict(self).items() if value is not None and value is not False and value != ()}
 
 
 @dataclass

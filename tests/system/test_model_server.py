@@ -28,7 +28,7 @@ from agl_otel.algorithms.grpo.algorithm import GRPO
 from agl_otel.algorithms.grpo.objective import token_logprobs
 from agl_otel.algorithms.grpo.policy import Policy, load_policy, save_weights
 from agl_otel.algorithms.grpo.report import StepReport
-from agl_otel.errors import DataError, ModelServerError
+from agl_otel.errors import DataError, ModelServerError, NotFoundError
 from agl_otel.types import (
     Attempt,
     AttemptedRollout,
@@ -43,6 +43,7 @@ from agl_otel.types import (
 )
 from agl_otel.types.columns import CallColumns, Ragged, Reward, Traces
 from agl_otel.types.sampling import NEUTRAL, Contract
+from agl_otel.types.selections import Gone, Selection
 from agl_otel_hook.conventions import HEADER_MODEL_VERSION, HEADER_SAMPLING
 
 pytestmark = pytest.mark.full
@@ -237,6 +238,12 @@ class CallingStore:
 
     async def resources(self, resources_id: str | None = None) -> ResourcesUpdate | None:
         return None
+
+    async def selection(self, named: str) -> Selection:
+        raise NotFoundError(named)
+
+    async def gone(self, selection: Selection) -> list[Gone]:
+        return []
 
     async def record_figures(self, figures: Mapping[str, float], *, algorithm: str) -> None:
         self.figures.append(figures)

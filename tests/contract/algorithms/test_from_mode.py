@@ -17,6 +17,7 @@ from agl_otel.algorithms.grpo.objective import token_logprobs
 from agl_otel.algorithms.grpo.policy import load_policy, load_weights
 from agl_otel.algorithms.run_folder import with_checksum
 from agl_otel.algorithms.sft.algorithm import SFT
+from agl_otel.cli import main
 from agl_otel.errors import UsageError
 from agl_otel.store import LightningStore
 from agl_otel.types import TRIAL, AttemptedRollout, AttemptStatus, Rollout, RolloutMode, RolloutQuery
@@ -200,6 +201,26 @@ async def test_a_run_is_trained_on_a_selection_and_resumed_with_the_same_version
     (tmp_path / "run" / "selection.json").write_text(json.dumps(with_checksum({"selection": f"{name}@2", "digest": chosen.digest})))
     with pytest.raises(UsageError, match=r"was begun with a selection .* resume it on its own store"):
         await run()
+
+
+def test_a_back_test_is_of_the_attempts_of_a_selection(store: LightningStore, tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    folder = make_policy(tmp_path / "policy", seed=1)
+    model = load_policy(folder).model
+
+    async def fill() -> tuple[str, Selection]:
+        ids = [await observed(store, model, "task", response, "train") for response in (GOOD, BAD, GOOD, BAD)]
+        attempts = {each.rollout_id: each.attempt_id for each in await store.attempts(ids)}
+        chosen = await store.put_selection("tested", [Selected(rollout_id=each, attempt_id=attempts[each]) for each in ids[:3]], {})
+        await store.queue.delete([ids[0]])
+        return ids[0], chosen
+
+    deleted, chosen = asyncio.run(fill())
+    address = store._source.address()  # pyright: ignore[reportPrivateUsage]
+    with pytest.raises(SystemExit) as ended:
+        main(["backtest", "--policy", str(folder), "--selection", "tested", "--json", "--store", address])
+    report = json.loads(capsys.readouterr().out)
+    assert ended.value.code == 4 and report["attempts"] == 2, "two attempts tell nothing"
+    assert report["selection"] == {"selection": "tested@1", "digest": chosen.digest, "attempts": 3, "gone": {deleted: "deleted"}}
 
 
 def test_tasks_with_one_rollout_form_one_group() -> None:

@@ -5,6 +5,9 @@ from __future__ import annotations
 import asyncio
 import hashlib
 import json
+import re
+import shlex
+import tomllib
 from collections.abc import Iterator
 from contextlib import ExitStack
 from pathlib import Path
@@ -19,6 +22,7 @@ from agl_otel.store.embedded import EmbeddedStack
 from agl_otel.types import PromptTemplate, RolloutMode, RolloutStatus
 from tests.clickhouse_server import ClickHouseServer
 from tests.contract.store.test_export import call_of, reward_of
+from tests.unit.test_docs import ROOT
 
 
 class Cli:
@@ -246,6 +250,8 @@ def test_near_duplicates_of_an_earlier_task_are_left_out_and_the_most_valuable_c
         *((each, 0.25) for each in open_), *((each, 0.0) for each in settled), *((each, None) for each in alone)
     ]  # fmt: skip
     assert report["made"]["left_out"] == {"near_duplicate": len(copies)}
+    none = cli.run("select", run_name, "--run", run_name, "--below", "0", code=1)
+    assert none["made"]["options"] == {"run": run_name, "failed": True, "below": 0.0} and none["selection"] is None
     top = cli.run("select", run_name, "--run", run_name, "--by-value", "--per-task", "1", "--top", "2", "--dry-run")
     assert top["selection"] is None and top["attempts"] == 2 and top["made"]["left_out"] == {"beyond_task": 3, "beyond_top": 2}
     assert cli.run("select", run_name)["selection"] == f"{run_name}@1", "a dry run stores nothing"
@@ -266,3 +272,47 @@ def test_what_training_should_not_see_is_left_out_and_counted(store: LightningSt
     assert cli.run("select", run_name, "--sql", query, "--over", "val")["attempts"] == 1
     replaced = f"SELECT '{ids[1]}' AS RolloutId, 'at-other' AS AttemptId"
     assert cli.run("select", run_name, "--sql", replaced, "--dry-run", code=1)["made"]["left_out"] == {"replaced": 1}
+
+
+TOWNS = ("York", "Bath", "Leeds", "Truro", "Derby", "Ely")
+WALK: list[tuple[str, tuple[float, ...], str]] = [
+    *((f"Where is my order {n} from the shop in {town}?", (0.0, 1.0), f"no order '{n}'") for n, town in enumerate(TOWNS, 4711)),
+    ("How do I send back a pair of shoes that I bought last week, please?", (0.0, 0.0), ""),
+    ("How do I send back a pair of shoes that I bought last week, please? Thanks!", (0.0, 1.0), ""),
+    ("May I pay by card at the door when the parcel comes?", (1.0, 1.0), ""),
+    ("Which of your coats keep out the rain?", (1.0,), ""),
+]
+"""Tasks, the rewards of their attempts, and the error of the tool in those that earn nothing; without one the reply is what failed."""
+
+
+def told(text: str) -> list[str]:
+    """The lines of an output, with marks in place of dates and digests."""
+    return [re.sub(r"read \d{4}-.*", "read …", re.sub(r"\b[0-9a-f]{64}\b", "…", line)) for line in text.splitlines()]
+
+
+def test_the_walk_of_the_docs_is_played_and_prints_what_the_page_says(
+    store: LightningStore, cli: Cli, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    page = (ROOT / "docs" / "selection.md").read_text()
+
+    async def fill() -> None:
+        for task, rewards, error in WALK:
+            for reward in rewards:
+                raised = {"exception.type": "KeyError", "exception.message": error} if error and not reward else None
+                await attempt(store, "support", {"question": task}, reward, error=raised, tool="lookup")
+
+    asyncio.run(fill())
+    monkeypatch.chdir(tmp_path)
+    played = 0
+    for block in re.findall(r"^```console\n(.*?)^```", page, flags=re.MULTILINE | re.DOTALL):
+        for typed, said in re.findall(r"^\$ (.*)\n((?:(?!\$ ).*\n)*)", block, flags=re.MULTILINE):
+            _, *arguments = shlex.split(typed)
+            if typed.startswith("sha256sum"):
+                assert hashlib.sha256(Path(arguments[0]).read_bytes()).hexdigest() == asyncio.run(store.selection("hard")).digest
+            elif arguments[0] in ("select", "export"):
+                printed = told(cli.text(*arguments))
+                assert [line for line in told(said) if line not in printed] == [], printed
+            played += 1
+    assert played >= 7
+    (toml,) = re.findall(r"^```toml\n(.*?)^```", page, flags=re.MULTILINE | re.DOTALL)
+    assert asyncio.run(store.selection(tomllib.loads(toml)["algorithm"]["selection"])).version == 1
