@@ -66,7 +66,7 @@ class World:
 
 @contextlib.contextmanager
 def world(folder: Path, job: dict[str, str], kind: str = "", *, rate: float = 10.0) -> Generator[World]:
-    """Run a stack and the example's product, or one of another `kind` (_serve), at so many users in a second.
+    """Run a stack and the example's product (with its option `--at-random`, or one of another `kind`: _serve), at so many users in a second.
 
     `job` replaces or adds lines of its job file: {table.key: value}.
     """
@@ -81,7 +81,8 @@ def world(folder: Path, job: dict[str, str], kind: str = "", *, rate: float = 10
     adopting = {"AGL_UNIDENTIFIED": "adopt", "AGL_ADOPT_QUIET_SECONDS": "2"}
     settings = {**ports, **{f"AGL_{name}_PORT": "0" for name in ("OTLP_HTTP", "CLICKHOUSE")}, **adopting}
     stack = Command("up", "--data-dir", str(folder / "data"), log=folder / "up.log", cwd=place, env=settings)
-    script = [str(place / "product.py"), "--rate", str(rate)] if not kind else [str(Path(__file__)), str(place), kind, str(rate)]
+    is_own = kind in ("", "--at-random")
+    script = [str(place / "product.py"), "--rate", str(rate), *filter(None, [kind])] if is_own else [__file__, str(place), kind, str(rate)]
     with stack:
         until(lambda: f":{ports['AGL_WEB_PORT']}" in stack.output, "the stack is up")
         env = {**ENVIRONMENT, **ports, "PYTHONPATH": str(ROOT)}

@@ -67,6 +67,13 @@ async def _holds(found: World) -> None:
         assert changes == 2 and str(len(promoted)) == steps[2].version_after, "the weights that answer users changed twice"
 
 
+def test_users_who_do_not_look_teach_nothing(tmp_path: Path) -> None:
+    with world(tmp_path, BETTER, "--at-random") as found, found.improve(2) as loop:
+        assert loop.wait(600) == 0, loop.output
+        scores = [found.facts(cycle, "gate").get("held_out", [0.0, 0.0])[:2] for cycle in (1, 2)]
+    assert max(after for _, after in scores) < 0.5, loop.output
+
+
 def test_bad_weights_are_rolled_back_within_a_bounded_number_of_requests(tmp_path: Path) -> None:
     blind = {"improve.held_out": '"off"', "improve.backtest": '"off"', "improve.max_drift": "100.0"}
     bad = {**blind, "algorithm.learning_rate": "0.1", "improve.attempts": "64", "improve.canary_most": "100", "improve.canary_rated": "64"}

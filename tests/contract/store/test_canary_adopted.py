@@ -12,7 +12,6 @@ from opentelemetry import baggage, trace
 from opentelemetry.propagate import inject
 from opentelemetry.sdk.trace import TracerProvider
 
-from agl_otel.collector.adopt import QUIET_SECONDS
 from agl_otel.collector.late_pass import CONVERSATION
 from agl_otel.collector.maintenance import Maintenance
 from agl_otel.proxy.canary import drawn
@@ -60,7 +59,7 @@ async def talk(data_dir: Path) -> None:
 async def adopt(data_dir: Path) -> int:
     engine = ChdbEngine(data_dir / TRACES)
     async with LocalQueue(f"sqlite:///{data_dir / SQLITE_FILE}", clock=ManualClock(time.time())) as queue:
-        maintenance = Maintenance(engine, queue.client, adopt=True, clock=ManualClock(time.time() + 2 * QUIET_SECONDS))
+        maintenance = Maintenance(engine, queue.client, adopt_after=60.0, clock=ManualClock(time.time() + 120))
         adopted = (await maintenance.run(0.0))["adopted"]
         await maintenance.close()
     engine.close()

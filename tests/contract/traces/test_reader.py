@@ -514,6 +514,23 @@ async def test_the_rollouts_of_a_trace_are_found_whatever_times_its_spans_claim(
     assert await reader.rollouts_of_traces(["nobody's"]) == []
 
 
+async def test_the_arms_of_a_conversation_are_those_of_its_rollout_once_it_has_one(engine: TraceStore, reader: TraceReader) -> None:
+    def by(arm: str, number: int, trace: str, rollout_id: str, second: int = 10) -> dict[str, Any]:
+        known = {"TraceId": trace, "RolloutId": rollout_id, "Timestamp": f"17500000{second:02d}.{number:09d}"}
+        return row(number, conventions.SPAN_LLM, {conventions.LLM_ARM: arm}, **known)
+
+    insert(
+        engine,
+        by("canary", 1, "adopted", ""), by("canary", 1, "adopted", "ro-a"),  # two rows of one span
+        by("canary", 2, "again", "ro-a"), by("canary", 3, "waits", ""),
+        by("promoted", 4, "mixed", "ro-m"), by("canary", 5, "mixed", "ro-m"),
+        by("promoted", 6, "earlier", "ro-e", second=9), row(7, TraceId="elsewhere"),
+    )  # fmt: skip
+    params = {"since": 1_750_000_010 * 10**9, "arm": conventions.LLM_ARM}
+    found = [tuple(each.values()) for each in await reader.query(named_query("arms"), params=params)]
+    assert found == [("ro-a", "ro-a", ["canary"]), ("ro-m", "ro-m", ["canary", "promoted"]), ("waits", "", ["canary"])]
+
+
 async def test_arrow_and_rows_agree(engine: TraceStore, reader: TraceReader) -> None:
     insert(engine, row(1), row(2))
     sql = "SELECT SpanId, SequenceId FROM otel_traces WHERE RolloutId = {r:String} ORDER BY SequenceId"
