@@ -66,7 +66,7 @@ class World:
 
 @contextlib.contextmanager
 def world(folder: Path, job: dict[str, str], kind: str = "", *, rate: float = 10.0) -> Generator[World]:
-    """Run a stack and the example's product (with its option `--at-random`, or one of another `kind`: _serve), at so many users in a second.
+    """Run a stack and the example's product, with its option `--at-random` or one of another `kind` (_serve): so many users in a second.
 
     `job` replaces or adds lines of its job file: {table.key: value}.
     """
