@@ -217,7 +217,7 @@ class Improvement(JobRun):
         if (found := cycle.read(name)) is None:
             began = time.time()
             facts = await work(cycle)
-            cycle.write(name, {**facts, "began": began, "ended": time.time()})
+            cycle.write(name, {"began": began, **facts, "ended": time.time()})
             found = cycle.read(name)
             assert found is not None, "it was written"
         return found
@@ -341,10 +341,10 @@ class Improvement(JobRun):
                 f"against {_mean(step['promoted_mean'])} of {step['promoted_rated']}"
             )
             if step["why"]:
-                return {"why": step["why"], "steps": [*steps.passed, step]}
+                return {"why": step["why"], "steps": [*steps.passed, step], "began": steps.since}
             steps = steps.after(step)
             cycle.write("canary_begun", steps.as_json())
-        return {"why": "", "steps": steps.passed}
+        return {"why": "", "steps": steps.passed, "began": steps.since}
 
     async def _canary_step(self, cycle: Cycle, steps: CanarySteps) -> dict[str, Any]:
         """Wait until the users of the share that is published have judged."""
