@@ -17,6 +17,8 @@ from agl_otel.adapters.offpolicy import DRAWS, Estimate, Interval, bootstrap_int
 
 ONE_SIDED: Final = 1.645
 """Quantile of the normal distribution for one side at 95 %."""
+ERROR: Final = 0.05
+"""The chance that the bounds of an equal canary ever roll it back."""
 LEAST_RATED: Final = 8
 """Attempts with both rewards without which trusted_lags says nothing."""
 REFUSALS: Final = {
@@ -131,7 +133,7 @@ def refusals(
     return tuple(reason for reason, is_so in found.items() if is_so)
 
 
-def difference_bounds(canary: Array, stable: Array, *, spread: float, planned: int, error: float = 0.05) -> Interval:
+def difference_bounds(canary: Array, stable: Array, *, spread: float, planned: int, error: float = ERROR) -> Interval:
     """Return the difference of the mean rewards with bounds that hold at every look at once, however often one looks.
 
     Robbins' normal mixture for bounded values, for each mean at half of the `error` (Howard et al., arXiv:1810.08240, eq. 14), so that
@@ -158,22 +160,23 @@ def _radius(count: int, sigma: float, planned: int, error: float) -> float:
 
 
 def canary_verdict(
-    canary: Array, stable: Array, *, begun: int, planned: int, most: int, spread: float, max_drop: float
-) -> tuple[Literal["wait", "promote", "roll_back"], str]:
-    """Decide about a canary: (verdict, key of REFUSALS or empty).
+    canary: Array, stable: Array, *, begun: int, planned: int, most: int, spread: float, max_drop: float, steps: int = 1
+) -> tuple[Literal["wait", "pass", "roll_back"], str]:
+    """Decide about a step of a canary: (verdict, key of REFUSALS or empty). One that passes its last step is promoted.
 
     Args:
-        canary: rewards of its conversations.
+        canary: rewards of its conversations in this step.
         stable: those of the promoted weights at the same time.
-        begun: its conversations, rated or not.
-        planned: rewards after which it is promoted, if nothing speaks against it.
+        begun: its conversations in this step, rated or not.
+        planned: rewards after which it passes, if nothing speaks against it.
         most: conversations after which it is rolled back, if it has not got these rewards.
         spread: the range of rewards.
         max_drop: by how much its mean may be lower; chance alone makes half of equal canaries lower.
+        steps: how many the canary has. The chance that it is wrongly found worse is for all of them together, and each has its part.
     """
-    bounds = difference_bounds(canary, stable, spread=spread, planned=planned)
+    bounds = difference_bounds(canary, stable, spread=spread, planned=planned, error=ERROR / steps)
     if bounds.high < 0:
         return "roll_back", "canary_worse"
     if len(canary) >= planned and len(stable):
-        return ("promote", "") if bounds.value >= -max_drop else ("roll_back", "canary_no_gain")
+        return ("pass", "") if bounds.value >= -max_drop else ("roll_back", "canary_no_gain")
     return ("roll_back", "canary_unrated") if begun >= most else ("wait", "")

@@ -21,7 +21,7 @@ from agl_otel.algorithms.grpo import options as grpo
 from agl_otel.algorithms.prompts import APO, GEPA, PromptSearch, RandomSearch
 from agl_otel.algorithms.sft import options as sft
 from agl_otel.cli import cli
-from agl_otel.jobs import job
+from agl_otel.jobs import improve_options, job
 from agl_otel.settings import CONFIG_FILE, PRIVATE, SECRETS, Settings
 from agl_otel.web.feedback import FEEDBACK
 from agl_otel.web.rest import ROUTES
@@ -221,12 +221,17 @@ ALGORITHMS_OF_JOBS = {
     "random_search": (PromptSearch, RandomSearch),
     "baseline": (Baseline,),
 }
-JOB_TABLES = (("AgentSpec", "agent"), ("DataSpec", "data"), ("PolicySpec", "policy"), ("EditorSpec", "editor"))
+JOB_TABLES = (
+    (job, "AgentSpec", "agent"),
+    (job, "DataSpec", "data"),
+    (job, "PolicySpec", "policy"),
+    (job, "EditorSpec", "editor"),
+    (improve_options, "ImproveSpec", "improve"),
+)
 
 
 def job_page() -> str:
     """The keys of a job file but for those of [algorithm], with their defaults, bounds and docstrings."""
-    classes = classes_of(job)
     parts = [
         NOTE,
         "# The keys of a job file",
@@ -235,9 +240,10 @@ def job_page() -> str:
         "[verl.md](verl.md); those of the searches for prompts and of the baseline are below. `[resources]` has the initial prompts of a",
         "search ([first-algorithm.md](first-algorithm.md)), by name.",
     ]
-    for name, table in JOB_TABLES:
-        about = " ".join((ast.get_docstring(classes[name]) or "").split()).removeprefix(f"[{table}]: ")
-        fields = option_rows(job, classes[name], hidden=("model_config",), required=True)
+    for module, name, table in JOB_TABLES:
+        kind = classes_of(module)[name]
+        about = " ".join((ast.get_docstring(kind) or "").split()).removeprefix(f"[{table}]: ")
+        fields = option_rows(module, kind, hidden=("model_config",), required=True)
         parts += ["", f"## `[{table}]`", "", about[:1].upper() + about[1:], "", *fields]
     for algorithm, kinds in ALGORITHMS_OF_JOBS.items():
         parts += ["", f'## `[algorithm]` with `name = "{algorithm}"`', "", *argument_rows(algorithm, kinds)]

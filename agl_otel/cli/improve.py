@@ -32,7 +32,8 @@ def improve(
     Calls of no rollout that reach the stack's proxy are answered by the promoted weights, and their traces are adopted
     (AGL_UNIDENTIFIED=adopt). When [improve] `attempts` of them have a reward, a cycle begins: they are trained on (grpo or sft, with the
     options of [algorithm]), a gate asks what speaks against the new weights (held-out tasks, a back-test, drift, alarms of exploited
-    rewards), a canary answers a share of the conversations, and by its rewards the weights are promoted or rolled back.
+    rewards), a canary answers a share of the conversations, or greater ones step by step, and by its rewards the weights are promoted or
+    rolled back.
 
     Start it again with the same --run-dir to go on: whatever had ended is not repeated, and nothing is promoted twice. While it is not
     running, nobody answers.

@@ -1,14 +1,16 @@
 """`agl-otel improve`: from the traffic of a running product to better weights, and back.
 
 A cycle has five stages: window (which rated attempts), update (train on them), gate (what speaks against the new weights), canary (a
-share of the users gets them), verdict (promoted, or not). Each ends with a file in the cycle's folder and a span in the store. A stage
-that has its file is not repeated; one that a kill interrupted is, and what it changes elsewhere can be done twice with the same result.
+share of the users gets them, then perhaps a greater one), verdict (promoted, or not). Each ends with a file in the cycle's folder and a
+span in the store. A stage that has its file is not repeated; one that a kill interrupted is (a canary from the step that was under way),
+and what it changes elsewhere can be done twice with the same result.
 Weights are promoted by a verdict alone, which holds the digests of the files it rests on.
 
     run.json, lock              the run's identity (algorithms/run_folder.py)
     policy                      the model it began with, if that is `tiny`
     slots/a, slots/b            the model servers of production.py
     cycles/0001/window.json, update.json, gate.json, canary.json, verdict.json; recorded.json when the store knows it
+    cycles/0001/canary_begun.json   the step of the canary that is under way (improve_canary.py)
     cycles/0001/run             the training run
     cycles/0001/model           the weights it made
 """
@@ -27,7 +29,7 @@ from typing import Any, Final
 
 import numpy as np
 
-from agl_otel.adapters.gates import REFUSALS, Rated, Rules, canary_verdict, paired_gain, refusals, trusted_lags
+from agl_otel.adapters.gates import REFUSALS, Rated, Rules, paired_gain, refusals, trusted_lags
 from agl_otel.adapters.offpolicy import Estimate
 from agl_otel.algorithms.model_export import export_model
 from agl_otel.algorithms.offline import Offline
@@ -43,6 +45,7 @@ from agl_otel.algorithms.run_folder import (
 )
 from agl_otel.errors import DataError, SettingsError
 from agl_otel.jobs.grpo import GRPORun
+from agl_otel.jobs.improve_canary import CanarySteps, judged
 from agl_otel.jobs.improve_evidence import arms_since, evidence
 from agl_otel.jobs.improve_options import ImproveSpec
 from agl_otel.jobs.job import Job
@@ -214,7 +217,7 @@ class Improvement(JobRun):
         if (found := cycle.read(name)) is None:
             began = time.time()
             facts = await work(cycle)
-            cycle.write(name, {**facts, "began": began, "ended": time.time()})
+            cycle.write(name, {"began": began, **facts, "ended": time.time()})
             found = cycle.read(name)
             assert found is not None, "it was written"
         return found
@@ -323,38 +326,34 @@ class Improvement(JobRun):
         return None
 
     async def _canary(self, cycle: Cycle) -> dict[str, Any]:
-        """Let a share of the conversations be answered by the new weights until their users have judged them."""
-        spec = self.spec
-        begun: dict[str, Any] | None = cycle.read("canary_begun")
+        """Let a share of the conversations be answered by the new weights until their users have judged them, then the next share."""
+        found = cycle.read("canary_begun")
+        steps = CanarySteps(self.spec.shares) if found is None else CanarySteps.of(found)
         await asyncio.to_thread(_hold_weights, cycle)
         await self.production.start_canary(cycle.model)
-        await self.production.publish(cycle.canary, spec.canary)
-        if begun is None:
-            begun = {"since": time.time(), "version": self.production.version}
-            cycle.write("canary_begun", begun)
-        while True:
-            arms = await arms_since(self._plain, cycle.canary, begun["since"], self._sources)
-            values = np.concatenate([arms.canary, arms.promoted])
-            spread = float(np.ptp(values)) if len(values) else 0.0
-            verdict, why = canary_verdict(
-                arms.canary,
-                arms.promoted,
-                begun=arms.begun,
-                planned=spec.canary_rated,
-                most=spec.canary_most,
-                spread=spread,
-                max_drop=spec.max_drop,
+        while not steps.over:
+            await self.production.publish(cycle.canary, steps.share)
+            steps = steps.published(self.production.version, time.time())
+            cycle.write("canary_begun", steps.as_json())
+            step = await self._canary_step(cycle, steps)
+            self._say(
+                f"cycle {cycle.number}: canary of {step['share']:.0%}: {_mean(step['mean'])} of {step['rated']} "
+                f"against {_mean(step['promoted_mean'])} of {step['promoted_rated']}"
             )
-            if not self.production.canary_runs:
-                verdict, why = "roll_back", "canary_down"
-            if verdict != "wait":
-                break
+            if step["why"]:
+                return {"why": step["why"], "steps": [*steps.passed, step], "began": steps.since}
+            steps = steps.after(step)
+            cycle.write("canary_begun", steps.as_json())
+        return {"why": "", "steps": steps.passed, "began": steps.since}
+
+    async def _canary_step(self, cycle: Cycle, steps: CanarySteps) -> dict[str, Any]:
+        """Wait until the users of the share that is published have judged."""
+        assert steps.began is not None, "it was published"
+        while True:
+            arms = await arms_since(self._plain, cycle.canary, steps.since, self._sources, step=steps.began)
+            if (step := judged(self.spec, steps, arms, runs=self.production.canary_runs)) is not None:
+                return {**step, "ended": time.time()}
             await asyncio.sleep(POLL_SECONDS)
-        means = [float(rewards.mean()) if len(rewards) else None for rewards in (arms.canary, arms.promoted)]
-        counts = {"begun": arms.begun, "rated": len(arms.canary), "promoted_rated": len(arms.promoted), "mixed": arms.mixed}
-        told = [f"{_mean(mean)} of {count}" for mean, count in zip(means, (counts["rated"], counts["promoted_rated"]), strict=True)]
-        self._say(f"cycle {cycle.number}: canary {told[0]} against {told[1]}")
-        return {"why": why, "mean": means[0], "promoted_mean": means[1], "share": spec.canary, "version": begun["version"], **counts}
 
     async def _finish(self, cycle: Cycle) -> None:
         """Record a cycle that has its verdict, once, and remove what nothing needs any more."""
@@ -413,8 +412,8 @@ def _selected(rollout: Rollout | AttemptedRollout) -> Selected:
 
 
 def _metrics(verdict: dict[str, Any], stages: dict[str, dict[str, Any] | None]) -> dict[str, Any]:
-    """Return the figures of a cycle, flat."""
-    gate, canary, window, update = (stages[name] or {} for name in ("gate", "canary", "window", "update"))
+    """Return the figures of a cycle, flat; of its canary the last step's."""
+    gate, window, update = (stages[name] or {} for name in ("gate", "window", "update"))
     found: dict[str, Any] = {"verdict": verdict["verdict"], "why": ", ".join(verdict["why"]), "selection": window["selection"]}
     found |= {"training_run": update["run"], "attempts": len(window["rollout_ids"])}
     if "held_out" in gate:
@@ -424,7 +423,9 @@ def _metrics(verdict: dict[str, Any], stages: dict[str, dict[str, Any] | None]) 
             if (estimate := gate[name]) is not None:
                 found |= {f"{name}_gain": estimate["gain"]["value"], f"{name}_verdict": estimate["verdict"]}
     shown = ("share", "begun", "rated", "mean", "promoted_mean")
-    return found | {f"canary_{name}": canary[name] for name in shown if canary.get(name) is not None}
+    steps = (stages["canary"] or {"steps": []})["steps"]
+    found |= {"canary_steps": len(steps)} if steps else {}
+    return found | {f"canary_{name}": steps[-1][name] for name in shown if steps and steps[-1][name] is not None}
 
 
 def _told(found: Estimate | None) -> str:

@@ -118,24 +118,32 @@ def _estimated(pages: Sequence[Logged], least: int, level: float) -> Estimate | 
 
 @dataclass(frozen=True)
 class Arms:
-    """The conversations that a canary and the promoted weights answered since it began."""
+    """The conversations that a canary and the promoted weights answered in a step of the canary."""
 
     begun: int
-    """The canary's, rated or not."""
+    """Those that the canary answered, rated or not, without those that it has answered since an earlier step."""
     canary: NDArray[np.float64]
-    """Rewards of its conversations."""
+    """Rewards of the conversations that began in this step and that it alone answered."""
     promoted: NDArray[np.float64]
-    """Rewards of conversations of the promoted weights that began in this time."""
+    """Likewise, of the promoted weights."""
     mixed: int
-    """Conversations that both answered in part: they count for none."""
+    """Conversations that both answered in part: their rewards count for none."""
 
 
-async def arms_since(store: Store, canary: str, since: float, sources: Collection[str] | None) -> Arms:
-    """Read what both arms have earned since a time (Unix seconds)."""
+async def arms_since(store: Store, canary: str, since: float, sources: Collection[str] | None, *, step: float) -> Arms:
+    """Read what both arms have earned since a step began.
+
+    Args:
+        store: a connected store.
+        canary: the canary's resource name.
+        since: when the canary began (Unix seconds). What the promoted weights had begun after it and a greater share took over is mixed.
+        sources: of the rewards that count.
+        step: when its step began (Unix seconds). Conversations of earlier steps have no rewards in it.
+    """
     found = await store.arms(since)
-    of = {conversation: rollout_id for conversation, rollout_id, names in found if names == [canary]}
-    others = [rollout_id for _, rollout_id, names in found if canary not in names and rollout_id]
-    mixed = sum(canary in names and len(names) > 1 for _, _, names in found)
+    of = {each.conversation: each.rollout_id for each in found if each.arms == [canary] and each.began >= step}
+    others = [each.rollout_id for each in found if canary not in each.arms and each.rollout_id and each.began >= step]
+    mixed = sum(canary in each.arms and len(each.arms) > 1 and each.latest >= step for each in found)
     both = [[name for name in of.values() if name], others]
     rewards: list[NDArray[np.float64]] = []
     for ids in both:

@@ -2,13 +2,25 @@
 
 from __future__ import annotations
 
-from typing import Annotated, Literal
+import itertools
+from typing import Annotated, Final, Literal
 
-from pydantic import BaseModel, Field
+from pydantic import AfterValidator, BaseModel, Field
 
 from agl_otel.algorithms.options import MONTH_SECONDS, STRICT
 
 Age = Annotated[float, Field(ge=1, le=12 * MONTH_SECONDS, description="it is a time in seconds")]
+Share = Annotated[float, Field(gt=0, le=0.9, description="it is a share of the conversations")]
+MOST_STEPS: Final = 10
+"""Of a canary. Each needs its rewards, and the bounds of each are wider, the more there are."""
+
+
+def _rising(given: float | list[float]) -> float | list[float]:
+    if isinstance(given, list) and not (given and all(one < other for one, other in itertools.pairwise(given))):
+        raise ValueError("each share must be greater than the one before, so that its conversations stay; name at least one")
+    if isinstance(given, list) and len(given) > MOST_STEPS:
+        raise ValueError(f"a canary has at most {MOST_STEPS} steps; name fewer shares")
+    return given
 
 
 class ImproveSpec(BaseModel):
@@ -18,7 +30,7 @@ class ImproveSpec(BaseModel):
 
     attempts: Annotated[int, Field(ge=2, le=100_000, description="a cycle learns from so many rated attempts")] = 128
     """A cycle begins when so many rated attempts are there that no earlier cycle had."""
-    window_seconds: Age = 7 * 86400.0
+    window_seconds: Age = 604_800.0
     """Attempts that began longer ago are too old."""
     max_promotions: Annotated[int, Field(ge=0, le=1000, description="the weights have changed so often since an attempt")] = 4
     """Attempts that began before that many promotions are too old, too."""
@@ -30,11 +42,18 @@ class ImproveSpec(BaseModel):
     """The greatest mean divergence of a reply's tokens from the promoted weights."""
     trusted_sources: list[str] = Field(default_factory=list)
     """Sources of rewards that are never trained on, and watch those that are: graders, reviewers. Needs `reward_sources` of [algorithm]."""
-    canary: Annotated[float, Field(gt=0, le=0.9, description="it is a share of the conversations")] = 0.1
-    """The share of conversations that new weights answer first."""
+    canary: Annotated[Share | list[Share], AfterValidator(_rising)] = 0.1
+    """The share of conversations that new weights answer first, or several rising ones, [0.05, 0.3]: the canary's steps, each of which
+    is judged by rewards of its own."""
     canary_rated: Annotated[int, Field(ge=2, le=100_000, description="a canary is judged by so many rewards")] = 32
-    """Rewards after which the canary is promoted, if nothing speaks against it. One that is worse by more than chance goes before."""
+    """Rewards after which a step of the canary is passed, and after the last one it is promoted, if nothing speaks against it. One that is
+    worse by more than chance goes before."""
     canary_most: Annotated[int, Field(ge=2, le=10_000_000, description="a canary answers so many conversations at most")] = 256
-    """Conversations after which a canary is rolled back that has not got these rewards."""
+    """Conversations of a step after which a canary is rolled back that has not got these rewards."""
     max_drop: Annotated[float, Field(ge=0, le=1e9, description="it is a difference of mean rewards")] = 0.05
     """By how much the canary's mean reward may be lower than the promoted weights' of the same time."""
+
+    @property
+    def shares(self) -> tuple[float, ...]:
+        """The shares of the canary's steps."""
+        return tuple(self.canary) if isinstance(self.canary, list) else (self.canary,)

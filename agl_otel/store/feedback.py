@@ -31,6 +31,21 @@ class _Place(NamedTuple):
     trace_id: str = ""
 
 
+class Answered(NamedTuple):
+    """A conversation, and who answered it."""
+
+    conversation: str
+    """Its rollout's id, or its trace's while that has none."""
+    rollout_id: str
+    """Or empty."""
+    arms: list[str]
+    """The resource names of the LLMs that answered."""
+    began: float
+    """Its first call, in Unix seconds."""
+    latest: float
+    """Its last call's begin."""
+
+
 class Feedbacks(Connected):
     """Feedback on attempts, conversations and model calls."""
 
@@ -49,15 +64,14 @@ class Feedbacks(Connected):
         rows = await connection.reader.query(named_query("rewarded"), params={**names_in("rewarded"), **asked})
         return {row["RolloutId"] for row in rows}
 
-    async def arms(self, since: float) -> list[tuple[str, str, list[str]]]:
-        """Return (conversation, its rollout or empty, resource names of the LLMs that answered it) of calls that began since a time.
+    async def arms(self, since: float) -> list[Answered]:
+        """Return the conversations with calls that began since a time (Unix seconds), and who answered these calls.
 
-        Only calls by a set of resources with a canary, and by AGL_UPSTREAM_RESOURCES, say which LLM answered. `since` is in Unix seconds.
-        A conversation is its rollout's id, or its trace's while that has none.
+        Only calls by a set of resources with a canary, and by AGL_UPSTREAM_RESOURCES, say which LLM answered.
         """
         params = {"since": int(since * 1e9), "arm": conventions.LLM_ARM}
         rows = await (await self._open()).reader.query(named_query("arms"), params=params)
-        return [(row["Conversation"], row["RolloutId"], list(row["Arms"])) for row in rows]
+        return [Answered(row["Conversation"], row["RolloutId"], list(row["Arms"]), row["Began"] / 1e9, row["Latest"] / 1e9) for row in rows]
 
     async def evaluations(self, rollout_id: str) -> list[StoredEvaluation]:
         """Return the evaluations of a rollout that came as log records, feedback among them, by attempt and time, without a barrier."""

@@ -25,21 +25,33 @@ BETTER = {"improve.attempts": "256", "algorithm.updates_per_step": "4"}
 
 
 def test_users_get_better_answers_although_every_stage_is_killed(tmp_path: Path) -> None:
-    with world(tmp_path, BETTER) as found:
+    with world(tmp_path, {**BETTER, "improve.canary": "[0.1, 0.3]", "improve.canary_rated": "12", "improve.max_drop": "0.3"}) as found:
+        passed: list[dict[str, Any]] = []
         for stage in ("window", "run", "update", "gate", "canary_begun", "canary", "verdict"):
             marks = [found.run / "cycles" / "0001" / name for name in (stage, f"{stage}.json")]
             with found.improve(2, f"{stage}.log") as loop:
                 until(lambda marks=marks, loop=loop: any(map(Path.exists, marks)) or loop.process.poll() is not None, stage)
                 assert loop.process.poll() is None, loop.output
+                if stage == "canary_begun":
+                    until(lambda: bool(_passed(found)), "the canary's first step has passed")
                 loop.process.send_signal(signal.SIGKILL)
                 loop.process.wait()
+                passed = passed or _passed(found)
         with found.improve(2) as loop:
             assert loop.wait(600) == 0, loop.output
         assert [found.facts(cycle, "verdict")["verdict"] for cycle in (1, 2)] == ["promoted"] * 2, loop.output
+        steps = found.facts(1, "canary")["steps"]
+        assert [(step["share"], step["why"]) for step in steps] == [(0.1, ""), (0.3, "")] and steps[:1] == passed, "no step is repeated"
+        assert steps[0]["ended"] <= steps[1]["began"] and all(step["rated"] >= 12 for step in steps)
         asyncio.run(_holds(found))
         first, last = (found.facts(cycle, "verdict")["ended"] for cycle in (1, 2))
         shares = right_share(found.book("seen"), until=first - 60), right_share(found.book("seen"), since=last)
     assert shares[0] < 0.4 and found.facts(2, "gate")["held_out"][1] > 0.55, (shares, loop.output)
+
+
+def _passed(found: World) -> list[dict[str, Any]]:
+    """Return the steps that the first cycle's canary has passed, while it is under way."""
+    return found.facts(1, "canary_begun").get("passed", [])
 
 
 async def _holds(found: World) -> None:

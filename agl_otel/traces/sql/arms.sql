@@ -1,7 +1,9 @@
--- Which LLMs of a set with canaries answered each conversation since a time: its rollout, once its traces have one, else its trace.
+-- Which LLMs of a set with canaries answered each conversation since a time, and when: its rollout, once its traces have one, else its trace.
 -- A span that was identified later has two rows, with and without ids.
-SELECT if(Rollout = '', TraceId, Rollout) AS Conversation, any(Rollout) AS RolloutId, arraySort(groupUniqArrayArray(Arms)) AS Arms FROM (
-  SELECT TraceId, max(RolloutId) AS Rollout, groupUniqArray(SpanAttributes[{arm:String}]) AS Arms
+SELECT if(Rollout = '', TraceId, Rollout) AS Conversation, any(Rollout) AS RolloutId, arraySort(groupUniqArrayArray(Arms)) AS Arms,
+  toUnixTimestamp64Nano(min(First)) AS Began, toUnixTimestamp64Nano(max(Last)) AS Latest
+FROM (
+  SELECT TraceId, max(RolloutId) AS Rollout, groupUniqArray(SpanAttributes[{arm:String}]) AS Arms, min(Timestamp) AS First, max(Timestamp) AS Last
   FROM otel.otel_traces
   WHERE Timestamp >= fromUnixTimestamp64Nano({since:Int64}) AND SpanAttributes[{arm:String}] != ''
   GROUP BY TraceId

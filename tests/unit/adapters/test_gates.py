@@ -46,6 +46,13 @@ def test_looking_after_every_reward_rolls_back_few_equal_canaries() -> None:
     assert wrong / 400 <= 0.05
 
 
+def test_the_chance_of_a_wrong_roll_back_is_shared_among_the_steps() -> None:
+    canary, stable = np.repeat([0.0, 1.0], [26, 6]), np.repeat([0.0, 1.0], [120, 168])
+    at = {"begun": 32, "planned": 64, "most": 256, "spread": 1.0, "max_drop": 0.05}
+    found = [canary_verdict(canary, stable, steps=steps, **at) for steps in (1, 10)]  # pyright: ignore[reportArgumentType]  # see `at`
+    assert found == [("roll_back", "canary_worse"), ("wait", "")]
+
+
 def test_a_bad_canary_is_rolled_back_before_the_planned_number_of_rewards() -> None:
     rng = np.random.default_rng(0)
     looks: list[int] = []
@@ -60,10 +67,10 @@ def test_a_bad_canary_is_rolled_back_before_the_planned_number_of_rewards() -> N
     assert len(looks) == 100 and max(looks) <= 40
 
 
-def test_a_canary_is_promoted_once_it_has_its_rewards_and_rolled_back_without_them() -> None:
+def test_a_step_of_a_canary_is_passed_once_it_has_its_rewards_and_rolled_back_without_them() -> None:
     good = np.ones(32)
     at = {"planned": 32, "most": 128, "spread": 1.0, "max_drop": 0.05}
-    assert canary_verdict(good, good, begun=32, **at) == ("promote", "")  # pyright: ignore[reportArgumentType]  # see `at`
+    assert canary_verdict(good, good, begun=32, **at) == ("pass", "")  # pyright: ignore[reportArgumentType]  # see `at`
     assert canary_verdict(good[:31], good, begun=127, **at) == ("wait", "")  # pyright: ignore[reportArgumentType]
     assert canary_verdict(good[:31], good, begun=128, **at) == ("roll_back", "canary_unrated")  # pyright: ignore[reportArgumentType]
     lower = np.repeat([0.0, 1.0], [2, 30])

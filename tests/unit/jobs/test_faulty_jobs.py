@@ -33,7 +33,7 @@ class Grader:
 AGENT = {"function": '"mine.py:agent"'}
 DATA = {"train": '"mine.py:tasks"', "val": '"tasks.jsonl"'}
 PROMPT = {"prompt": '"Answer {question}"'}
-TABLES = ("agent", "data", "policy", "editor", "resources", "algorithm")
+TABLES = ("agent", "data", "policy", "editor", "resources", "improve", "algorithm")
 GOOD: dict[str, dict[str, str]] = {
     "grpo": {},
     "sft": {},
@@ -94,6 +94,18 @@ FAULTS: list[tuple[str, str, str, str]] = [
     ("grpo", "agent", "timeout_seconds = 1e9", r"timeout_seconds = 1000000000\.0: it must be .*at most 2592000"),
     ("grpo", "agent", "unresponsive_seconds = 2", r"unresponsive_seconds = 2: it must be at least 10 .*heartbeats come every 5 s"),
     ("grpo", "agent", "runers = 2", r"unknown key runers: did you mean runners\?"),
+    # [improve]
+    ("grpo", "improve", "canary = 0.95", r"canary = 0\.95: it must be greater than 0 and at most 0\.9, .*leave it out for 0\.1"),
+    ("grpo", "improve", "canary = [0.05, 2]", r"canary = 2: it must be greater than 0 and at most 0\.9, because"),
+    ("grpo", "improve", 'canary = "all"', r'canary = "all": it must be a number'),
+    ("grpo", "improve", "canary = []", r"canary = \[\]: each share must be greater than the one before.*name at least one"),
+    ("grpo", "improve", "canary = [0.3, 0.3]", r"canary = \[0\.3, 0\.3\]: each share must be greater than the one before"),
+    (
+        "sft",
+        "improve",
+        f"canary = [{', '.join(f'0.{step}' for step in range(10, 21))}]",
+        r"canary = .*: a canary has at most 10 steps; name fewer shares",
+    ),
     # [data]
     ("grpo", "data", "train =", r"train is missing: it must be given, because it names the tasks"),
     ("grpo", "data", 'train = ""', r'train = "": it must be non-empty'),
@@ -668,6 +680,11 @@ GENEROUS = {
 async def test_values_that_a_run_may_need_are_accepted(tmp_path: Path, algorithm: str, lines: str) -> None:
     found = await check_job(write_job(tmp_path, algorithm, "algorithm", lines))
     assert (found.problems, found.warnings) == ([], [])
+
+
+@pytest.mark.parametrize("line", ["canary = 0.05", "canary = [0.05]", "canary = [0.05, 0.3]"])
+async def test_a_canary_has_a_step_or_several(tmp_path: Path, line: str) -> None:
+    assert (await check_job(write_job(tmp_path, "grpo", "improve", line))).problems == []
 
 
 @pytest.mark.parametrize(

@@ -1,0 +1,95 @@
+"""The steps of a canary of `agl-otel improve`: how far it is, as a kill leaves it, and the judgement of one step."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import asdict, dataclass, replace
+from typing import Any
+
+import numpy as np
+
+from agl_otel.adapters.gates import canary_verdict
+from agl_otel.jobs.improve_evidence import Arms
+from agl_otel.jobs.improve_options import ImproveSpec
+
+
+@dataclass(frozen=True)
+class CanarySteps:
+    """How far a canary is: `canary_begun.json`.
+
+    It is written when a step has passed, and again when the next one's share is published. A step that was published is gone on with, by
+    the rewards since then; one that was not yet is published (again).
+    """
+
+    shares: Sequence[float]
+    """Of all its steps, as they were when it began: a job file that was changed since concerns the next canary."""
+    passed: Sequence[dict[str, Any]] = ()
+    """The evidence of the steps that it passed (`judged`)."""
+    began: float | None = None
+    """When the step under way was published, in Unix seconds; None: it was not yet."""
+    version: str = ""
+    """Of the set of resources with its share."""
+
+    @classmethod
+    def of(cls, facts: dict[str, Any]) -> CanarySteps:
+        """Return what a file holds."""
+        return cls(facts["shares"], facts["passed"], facts["began"], facts["version"])
+
+    def as_json(self) -> dict[str, Any]:
+        """Return it for a file."""
+        return asdict(self)
+
+    @property
+    def over(self) -> bool:
+        """Whether it passed its last step."""
+        return len(self.passed) == len(self.shares)
+
+    @property
+    def share(self) -> float:
+        """Of the step under way."""
+        return self.shares[len(self.passed)]
+
+    @property
+    def since(self) -> float:
+        """When its first step was published, in Unix seconds."""
+        since = self.passed[0]["began"] if self.passed else self.began
+        assert since is not None, "it was published"
+        return since
+
+    def published(self, version: str, now: float) -> CanarySteps:
+        """Return it with the step under way published, if it was not before."""
+        return replace(self, began=now, version=version) if self.began is None else self
+
+    def after(self, step: dict[str, Any]) -> CanarySteps:
+        """Return it with one more step passed."""
+        return replace(self, passed=[*self.passed, step], began=None, version="")
+
+
+def judged(spec: ImproveSpec, steps: CanarySteps, arms: Arms, *, runs: bool) -> dict[str, Any] | None:
+    """Return the evidence of the step under way, with `why` (a key of gates.REFUSALS, or empty: it has passed); None: wait.
+
+    Args:
+        spec: what is asked for.
+        steps: says which step it is.
+        arms: the conversations of this step.
+        runs: whether the canary's model server does.
+    """
+    values = np.concatenate([arms.canary, arms.promoted])
+    verdict, why = canary_verdict(
+        arms.canary,
+        arms.promoted,
+        begun=arms.begun,
+        planned=spec.canary_rated,
+        most=spec.canary_most,
+        spread=float(np.ptp(values)) if len(values) else 0.0,
+        max_drop=spec.max_drop,
+        steps=len(steps.shares),
+    )
+    if not runs:
+        verdict, why = "roll_back", "canary_down"
+    if verdict == "wait":
+        return None
+    mean, promoted_mean = (float(rewards.mean()) if len(rewards) else None for rewards in (arms.canary, arms.promoted))
+    counts = {"begun": arms.begun, "rated": len(arms.canary), "promoted_rated": len(arms.promoted), "mixed": arms.mixed}
+    about = {"share": steps.share, "began": steps.began, "version": steps.version}
+    return {"why": why, **about, "mean": mean, "promoted_mean": promoted_mean, **counts}

@@ -1,0 +1,47 @@
+"""Which rewards a step of a canary is judged by: those of conversations that began in it and that one of the two answered alone."""
+
+from __future__ import annotations
+
+import time
+
+from agl_otel.jobs.improve_evidence import Arms, arms_since
+from agl_otel.store import LightningStore
+from agl_otel.types import Span
+from agl_otel_hook import conventions
+
+
+async def talk(store: LightningStore, reward: float, *turns: tuple[str, float]) -> str:
+    """Store a rated conversation with a call at each time, by the LLM of this resource name; return its rollout."""
+    begun = await store.start_rollout({"question": 1})
+    for number, (arm, at) in enumerate(turns, 1):
+        call = Span.from_attributes(
+            attributes={conventions.LLM_ARM: arm},
+            rollout_id=begun.rollout_id,
+            attempt_id=begun.attempt.attempt_id,
+            sequence_id=number,
+            name=conventions.SPAN_LLM,
+            start_time=at,
+            end_time=at + 0.5,
+        )
+        await store.add_span(call)
+    await store.add_reward(reward, rollout_id=begun.rollout_id)
+    return begun.rollout_id
+
+
+def facts(arms: Arms) -> tuple[list[float], list[float], int, int]:
+    return sorted(arms.canary.tolist()), sorted(arms.promoted.tolist()), arms.begun, arms.mixed
+
+
+async def test_each_step_has_the_conversations_that_began_in_it(store: LightningStore) -> None:
+    name, since = "canary-0007", time.time()
+    step = since + 100
+    await talk(store, 0.1, (name, since + 1))
+    await talk(store, 0.2, (name, since + 2), (name, step + 1))
+    await talk(store, 0.3, ("promoted", since + 3), ("promoted", step + 2))
+    assert facts(await arms_since(store, name, since, None, step=since)) == ([0.1, 0.2], [0.3], 2, 0)
+    await talk(store, 0.4, ("promoted", since + 4), (name, step + 3))
+    await talk(store, 0.5, (name, step + 4), (name, step + 5))
+    last = await talk(store, 0.6, ("promoted", step + 6))
+    assert facts(await arms_since(store, name, since, None, step=step)) == ([0.5], [0.6], 2, 1), "the greater share took one over"
+    (found,) = [each for each in await store.arms(since) if each.rollout_id == last]
+    assert (found.conversation, found.arms, round(found.began - step, 3), round(found.latest - step, 3)) == (last, ["promoted"], 6.0, 6.0)
