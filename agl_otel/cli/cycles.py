@@ -2,42 +2,27 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from typing import Final
 
 from rich.text import Text
 
 from agl_otel.adapters.cycles import Cycle
-from agl_otel.cli.output import clock, counted, plain
+from agl_otel.cli.output import WIDEST_LINE, clock, counted, plain
 from agl_otel.types import TrainingRun
-
-CYCLE_COLUMNS: Final = (
-    "cycle",
-    "ended",
-    "verdict",
-    "held-out",
-    "back-test",
-    "trusted",
-    "drift",
-    "canary",
-    "version",
-    "attempts",
-    "trained by",
-)
 
 
 def cycle_rows(cycles: Sequence[Cycle]) -> tuple[list[str], list[list[object]]]:
     """Return the columns that some cycle fills, and a row for each cycle."""
-    rows = [_row(each) for each in cycles]
-    shown = [place for place in range(len(CYCLE_COLUMNS)) if any(row[place] not in (None, "") for row in rows)]
-    return [CYCLE_COLUMNS[place] for place in shown], [[row[place] for place in shown] for row in rows]
+    columns = {name: values for name, cell in _CELLS.items() if any(values := [cell(cycle) for cycle in cycles])}
+    return [*columns], [list(row) for row in zip(*columns.values(), strict=True)]
 
 
 def reason_lines(cycles: Sequence[Cycle]) -> list[Text]:
     """Return a line for each reason against a cycle's weights, alarms in red."""
     told = [(each, reason) for each in cycles for reason in each.reasons]
     return [
-        Text(f"cycle {each.cycle} {_verdict(each)}: {plain(reason.text)}", style="bold red" if reason.alarm else "")
+        Text(f"cycle {each.cycle} {_verdict(each)}: {plain(reason.text, WIDEST_LINE)}", style="bold red" if reason.alarm else "")
         for each, reason in told
     ]
 
@@ -45,23 +30,6 @@ def reason_lines(cycles: Sequence[Cycle]) -> list[Text]:
 def promoted_of(trained: TrainingRun) -> str:
     """Return how many cycles were promoted, in words."""
     return f"{trained.promoted:,} of {trained.steps:,} promoted"
-
-
-def _row(cycle: Cycle) -> tuple[object, ...]:
-    changed = cycle.version_before != cycle.version_after
-    return (
-        cycle.cycle,
-        clock(cycle.end_time),
-        _verdict(cycle) + (", ALARM" if any(reason.alarm for reason in cycle.reasons) else ""),
-        _held_out(cycle),
-        _estimated(cycle.backtest_gain, cycle.backtest_verdict),
-        _estimated(cycle.trusted_gain, cycle.trusted_verdict),
-        None if cycle.drift is None else f"{cycle.drift:.3g}",
-        _canary(cycle),
-        f"{cycle.version_before} → {cycle.version_after}" if changed else cycle.version_after,
-        f"{counted(cycle.attempts + cycle.unlinked, 'attempt')}{f' in {cycle.selection}' if cycle.selection else ''}",
-        cycle.training_run,
-    )
 
 
 def _verdict(cycle: Cycle) -> str:
@@ -76,6 +44,16 @@ def _held_out(cycle: Cycle) -> str | None:
     return scores if low is None or high is None else f"{scores} [{low:+.3f}, {high:+.3f}]"
 
 
+def _versions(cycle: Cycle) -> str:
+    changed = cycle.version_before != cycle.version_after
+    return f"{cycle.version_before} → {cycle.version_after}" if changed else cycle.version_after
+
+
+def _window(cycle: Cycle) -> str:
+    where = f" in {cycle.selection}" if cycle.selection else ""
+    return counted(cycle.attempts + cycle.unlinked, "attempt") + where
+
+
 def _estimated(gain: float | None, verdict: str) -> str | None:
     return None if gain is None else f"{gain:+.3f} {verdict}"
 
@@ -85,3 +63,18 @@ def _canary(cycle: Cycle) -> str | None:
         return None
     means = ["none" if mean is None else f"{mean:.3f}" for mean in (cycle.canary_mean, cycle.canary_promoted_mean)]
     return f"{cycle.canary_share:.3g}: {means[0]} against {means[1]}, {cycle.canary_rated or 0:,} of {cycle.canary_begun or 0:,} rated"
+
+
+_CELLS: Final[dict[str, Callable[[Cycle], object]]] = {
+    "cycle": lambda cycle: cycle.cycle,
+    "ended": lambda cycle: clock(cycle.end_time),
+    "verdict": lambda cycle: _verdict(cycle) + (", ALARM" if any(reason.alarm for reason in cycle.reasons) else ""),
+    "held-out": _held_out,
+    "back-test": lambda cycle: _estimated(cycle.backtest_gain, cycle.backtest_verdict),
+    "trusted": lambda cycle: _estimated(cycle.trusted_gain, cycle.trusted_verdict),
+    "drift": lambda cycle: None if cycle.drift is None else f"{cycle.drift:.3g}",
+    "canary": _canary,
+    "version": _versions,
+    "attempts": _window,
+    "trained by": lambda cycle: cycle.training_run,
+}

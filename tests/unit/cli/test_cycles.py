@@ -2,13 +2,21 @@
 
 from __future__ import annotations
 
+from typing import Any
+
 from agl_otel.adapters.cycles import cycles_of
 from agl_otel.cli.cycles import cycle_rows, reason_lines
 from tests.unit.adapters.test_cycles import step
 
-MADE = {"training_run": "grpo-1", "selection": "improve-1@1"}
-HELD_OUT = {"held_out_before": 0.25, "held_out_after": 0.5, "held_out_gain_low": 0.1, "held_out_gain_high": 0.4, "drift": 0.0234}
-CANARY = {"canary_share": 0.1, "canary_begun": 40, "canary_rated": 34, "canary_mean": 0.625, "canary_promoted_mean": 0.5}
+MADE: dict[str, Any] = {"training_run": "grpo-1", "selection": "improve-1@1"}
+HELD_OUT: dict[str, Any] = {
+    "held_out_before": 0.25,
+    "held_out_after": 0.5,
+    "held_out_gain_low": 0.1,
+    "held_out_gain_high": 0.4,
+    "drift": 0.0234,
+}
+CANARY: dict[str, Any] = {"canary_share": 0.1, "canary_begun": 40, "canary_rated": 34, "canary_mean": 0.625, "canary_promoted_mean": 0.5}
 
 
 def test_a_row_has_the_evidence_and_the_versions_of_a_cycle() -> None:
