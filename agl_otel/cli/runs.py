@@ -84,7 +84,10 @@ def ls(limit: int, data_dir: Path | None, store: str | None, as_json: bool) -> N
 @store_option
 @json_option
 def show(run: str, price: tuple[float, float] | None, points: int, data_dir: Path | None, store: str | None, as_json: bool) -> None:
-    """Show one run: rollouts by status, verdicts, tokens, cost, and rewards step by step; of a run of `improve` its cycles."""
+    """Show one run: rollouts by status, verdicts, tokens, cost, and rewards step by step.
+
+    Of a run of `improve` it shows the cycles: evidence, canary, verdict, versions, and what spoke against the weights.
+    """
     settings = _begin(data_dir, store)
 
     async def main() -> None:

@@ -15,7 +15,7 @@ from agl_otel.types import LLM, NamedResources, TrainingStep
 from agl_otel.types.selections import Selected
 from tests.contract.web.browser import built, look
 from tests.contract.web.conftest import Web
-from tests.contract.web.reviewed import RUBRIC, Made, make, review
+from tests.contract.web.reviewed import Made, make
 
 RUN: Final = "improve-page"
 SET: Final = "production-page"
@@ -79,8 +79,8 @@ async def improve(store: Store, made: list[Made]) -> list[tuple[str, str]]:
 def improved(web: Web) -> Improved:
     """Store rated attempts, and three cycles that learnt from them."""
     made = make(web, "product-page", [(f"What is {n} + 1?", f"It is {n + 1}.", [-0.1]) for n in range(WINDOW)])
-    assert web.rest("POST", "/reviews/rubrics", {"name": "history", "text": RUBRIC}).status == 201
-    review(web, made[0], "ann", "history@1", "good", text="well said")
+    for each in made:
+        assert web.rest("POST", "/feedback", {**each.named(), "source": "users", "value": 1.0, "text": "well said"}).status == 201
 
     async def record() -> list[tuple[str, str]]:
         async with await Store.connect(web.rest("GET", "/describe").json["queue"]) as store:
@@ -138,6 +138,6 @@ def test_a_version_of_a_set_leads_to_the_cycle_that_published_it(web: Web, impro
 def test_the_history_is_read_by_keyboard_and_leads_both_ways(web: Web, improved: Improved, tmp_path: Path) -> None:
     built()
     given: dict[str, Any] = {"url": web.url, "run": RUN, "set": SET, "trained": TRAINED, "versions": improved.versions, "window": WINDOW}
-    given |= {"reasons": REFUSALS, "rated": improved.made[0].rollout_id, "shots": str(tmp_path)}
+    given |= {"reasons": REFUSALS, "first": improved.made[0].rollout_id, "shots": str(tmp_path)}
     look("look_improve.py", given, seconds=300)
     assert {path.stem for path in tmp_path.glob("*.png")} >= {"improve-light", "improve-dark", "improve-narrow", "version-light"}
