@@ -84,6 +84,10 @@ class _TrainingQuery(Strict):
     run: str = ""
 
 
+class _SetQuery(Strict):
+    resources_id: str
+
+
 class _OfStep(Strict):
     run: str
     step: int
@@ -158,8 +162,9 @@ async def _verdicts(store: Store, request: web.Request) -> Any:
 
 
 async def _publishing_steps(store: Store, request: web.Request) -> Any:
+    params = await params_of(request, _SetQuery)
     await store.open()
-    return await store.reader.publishing_steps(request.match_info["resources_id"], MOST_STEPS)
+    return await store.reader.publishing_steps(params.resources_id, MOST_STEPS)
 
 
 async def figures_of(store: Store, rollout_ids: list[str]) -> list[AttemptFigures]:
@@ -189,10 +194,10 @@ RUNS: Final = (
     Route("GET", "/runs/verdicts", _verdicts, "Verdicts of a run's most recently ended rollouts.", _RunQuery, Verdicts),
     Route(
         "GET",
-        "/resources/{resources_id}/steps",
+        "/runs/steps/publishing",
         _publishing_steps,
-        "Steps of training runs by which versions of a set were published, the latest first.",
-        None,
+        "Steps of training runs by which versions of a set of resources were published, the latest first.",
+        _SetQuery,
         list[PublishingStep],
     ),
 )

@@ -128,10 +128,10 @@ def test_a_step_leads_to_its_attempts_page_by_page(web: Web, improved: Improved)
 
 
 def test_a_version_of_a_set_leads_to_the_cycle_that_published_it(web: Web, improved: Improved) -> None:
-    found = web.rest("GET", f"/resources/{SET}/steps").json
+    found = web.rest("GET", "/runs/steps/publishing", {"resources_id": SET}).json
     assert [(each["run_id"], each["step"], each["verdict"]) for each in found] == [(RUN, 3, "rolled_back"), (RUN, 1, "promoted")]
     assert [(each["version_before"], each["version_after"]) for each in found] == [improved.versions[2], improved.versions[0]]
-    assert web.rest("GET", "/resources/none/steps").json == []
+    assert web.rest("GET", "/runs/steps/publishing", {"resources_id": "none"}).json == []
 
 
 @pytest.mark.full

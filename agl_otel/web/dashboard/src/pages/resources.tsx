@@ -66,7 +66,7 @@ export function ResourceVersions() {
   const now = useNow(5000);
   const asked = { sort_by: "version", sort_order: "desc", limit: LIMIT };
   const { data, error } = useQuery({ queryKey: ["versions", resourcesId], queryFn: ({ signal }) => get<Page<Set_>>(`/resources/${id(resourcesId)}/versions`, asked, signal) });
-  const steps = useQuery({ queryKey: ["publishing", resourcesId], queryFn: ({ signal }) => get<PublishingStep[]>(`/resources/${id(resourcesId)}/steps`, {}, signal) });
+  const steps = useQuery({ queryKey: ["publishing", resourcesId], queryFn: ({ signal }) => get<PublishingStep[]>("/runs/steps/publishing", { resources_id: resourcesId }, signal) });
   const versions = data?.items ?? [];
   const chosen = Number(search.get("version")) || versions[0]?.version;
   const against = Number(search.get("against")) || (chosen ?? 1) - 1;
