@@ -9,6 +9,7 @@ from dataclasses import asdict, dataclass
 from itertools import pairwise
 from typing import Any, Final
 
+from agl_otel.adapters.cycles import Cycle, cycles_of
 from agl_otel.adapters.losses import CUT, LOSSES, lost, recorded_losses, refused_in
 from agl_otel.algorithms.run_folder import OTHER_CODE, other_code
 from agl_otel.algorithms.run_result import RunResult
@@ -59,6 +60,11 @@ class RunReport:
     def outcome(self) -> str:
         """TrainingRun.outcome; empty if it is unknown."""
         return self.training.outcome if self.training else ""
+
+    @property
+    def cycles(self) -> list[Cycle]:
+        """Those of a run of `improve`."""
+        return cycles_of(self.steps)
 
     @property
     def start_time(self) -> float:
@@ -166,6 +172,7 @@ class RunReport:
             "result": self.result.as_json() if self.result is not None else None,
             "losses": self.losses(),
             "other_code": self.other_code(),
+            "cycles": [cycle.model_dump() for cycle in self.cycles],
             "versions": {step.step: step.version_after for step in self.steps},
             "start_time": self.start_time,
             "seconds": self.seconds,

@@ -16,10 +16,12 @@ from typing import Any, Final
 import click
 from rich.text import Text
 
+from agl_otel.adapters.cycles import IMPROVE
 from agl_otel.adapters.losses import CUT, cut_replies
 from agl_otel.algorithms.run_result import result_if_any
 from agl_otel.algorithms.validation import validations
 from agl_otel.cli.common import Folder, data_dir_option, json_option, print_json, run_async, settings_for, setup_logging, store_option
+from agl_otel.cli.cycles import cycle_rows, promoted_of, reason_lines
 from agl_otel.cli.output import clock, counted, lasted, open_console, plain, table_of
 from agl_otel.cli.run_figures import RunReport, chosen_metrics, cost_of, differences, sparkline, thinned
 from agl_otel.cli.training_steps import configuration_of, forced_of, run_id_of
@@ -82,7 +84,10 @@ def ls(limit: int, data_dir: Path | None, store: str | None, as_json: bool) -> N
 @store_option
 @json_option
 def show(run: str, price: tuple[float, float] | None, points: int, data_dir: Path | None, store: str | None, as_json: bool) -> None:
-    """Show one run: rollouts by status, verdicts, tokens, cost, and rewards step by step."""
+    """Show one run: rollouts by status, verdicts, tokens, cost, and rewards step by step.
+
+    Of a run of `improve` it shows the cycles: evidence, canary, verdict, versions, and what spoke against the weights.
+    """
     settings = _begin(data_dir, store)
 
     async def main() -> None:
@@ -101,6 +106,11 @@ def show(run: str, price: tuple[float, float] | None, points: int, data_dir: Pat
             if name in ("reward", "val_reward"):
                 values = [series[step] for step in sorted(series)]
                 console.print(Text(f"{name} {sparkline(values)} {values[0]:.4g} → {values[-1]:.4g}"))
+        if report.cycles:
+            columns, rows = cycle_rows(report.cycles)
+            console.print(table_of("cycles", columns, rows))
+            for told in reason_lines(report.cycles):
+                console.print(told, soft_wrap=True)
         if metrics := chosen_metrics([report], ())[:4]:
             console.print(_by_step([report], metrics, points, title=f"by {report.curve.by}"))
         if lost := report.losses():
@@ -238,7 +248,7 @@ def _line(run_id: str, run: Run | None, trained: TrainingRun | None) -> tuple[ob
     return (
         run_id or "(none)",
         trained.algorithm if trained else None,
-        _word(trained.outcome) if trained else None,
+        _outcome(trained) if trained else None,
         trained.steps if trained else run.last_step if run else None,
         trained.last_version if trained else None,
         f"{run.rollouts:,}" if run else None,
@@ -260,7 +270,7 @@ def _summary(report: RunReport, price: tuple[float, float] | None) -> list[tuple
     return [
         ("algorithm", report.algorithm or None),
         ("steps", len(report.steps) if report.training is not None else run.last_step if run else None),
-        ("outcome", _word(report.outcome)),
+        ("outcome", _outcome(report.training) if report.training else None),
         ("version", report.steps[-1].version_after if report.steps else None),
         ("rollouts", f"{run.rollouts:,}" if run else None),
         ("by status", _counts(run.by_status) if run else None),
@@ -279,6 +289,11 @@ def _summary(report: RunReport, price: tuple[float, float] | None) -> list[tuple
         ("began", clock(report.start_time)),
         ("took from the first rollout", lasted(report.seconds)),
     ]
+
+
+def _outcome(trained: TrainingRun) -> str:
+    words = [_word(trained.outcome), promoted_of(trained) if trained.algorithm == IMPROVE and trained.steps else ""]
+    return ", ".join(word for word in words if word)
 
 
 def _word(outcome: str) -> str:

@@ -32,7 +32,7 @@ from agl_otel.traces.rows import evaluation_of, event_of, rewards_of, span_of, u
 from agl_otel.traces.span_query import SpanQuery
 from agl_otel.traces.sql import named_query
 from agl_otel.traces.steps import NAMES as STEP_NAMES
-from agl_otel.traces.steps import run_of, steps_of, trace_id_of
+from agl_otel.traces.steps import publishing_step_of, run_of, steps_of, trace_id_of
 from agl_otel.traces.tokens import (
     Table,
     call_columns,
@@ -48,7 +48,18 @@ from agl_otel.traces.tokens import (
 )
 from agl_otel.traces.trace_query import MANY, FoundTrace, TraceQuery
 from agl_otel.traces.verdict import decide
-from agl_otel.types import Attempt, AttemptedRollout, Describe, PaginatedResult, Rollout, Span, TrainingRun, TrainingStep, Verdict
+from agl_otel.types import (
+    Attempt,
+    AttemptedRollout,
+    Describe,
+    PaginatedResult,
+    PublishingStep,
+    Rollout,
+    Span,
+    TrainingRun,
+    TrainingStep,
+    Verdict,
+)
 from agl_otel.types.columns import AttemptKey, Traces
 from agl_otel.types.scores import MAX_REWARD
 from agl_otel_hook import conventions
@@ -361,6 +372,12 @@ class TraceReader:
         given = {"limit": limit, "trace": trace_id_of(run_id) if run_id else ""}
         rows = await self.query(named_query("runs"), params={**given, **names_in("runs", STEP_NAMES)})
         return [run_of(row) for row in rows]
+
+    async def publishing_steps(self, resources_id: str, limit: int) -> list[PublishingStep]:
+        """Return the steps of training runs that published versions of a set of resources, the latest first."""
+        given = {"set": resources_id, "limit": limit}
+        rows = await self.query(named_query("publishing_steps"), params={**given, **names_in("publishing_steps", STEP_NAMES)})
+        return [publishing_step_of(row) for row in rows]
 
     async def count(self) -> int:
         """Count all stored spans, with and without a rollout."""

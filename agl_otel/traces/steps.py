@@ -10,7 +10,7 @@ from collections.abc import Iterable, Mapping
 from typing import Any, Final
 
 from agl_otel.traces.attributes import typed
-from agl_otel.types import TrainingRun, TrainingStep
+from agl_otel.types import PublishingStep, TrainingRun, TrainingStep
 from agl_otel_hook import conventions
 
 NAMES: Final[Mapping[str, str]] = {
@@ -25,6 +25,8 @@ NAMES: Final[Mapping[str, str]] = {
     "digest": conventions.TRAIN_DIGEST,
     "before": conventions.TRAIN_VERSION_BEFORE,
     "after": conventions.TRAIN_VERSION_AFTER,
+    "resources": conventions.TRAIN_RESOURCES,
+    "verdict": f"{conventions.TRAIN_METRIC}.verdict",
     "rollout_id": conventions.ROLLOUT_ID,
     "attempt_id": conventions.ATTEMPT_ID,
     "invalid": conventions.INVALID,
@@ -83,9 +85,16 @@ def run_of(row: Mapping[str, Any]) -> TrainingRun:
         steps=int(row["Steps"]),
         last_step=int(row["LastStep"]),
         last_version=row["LastVersion"],
+        promoted=int(row["Promoted"]),
         start_time=int(row["StartNano"]) / 10**9,
         end_time=int(row["EndNano"]) / 10**9,
     )
+
+
+def publishing_step_of(row: Mapping[str, Any]) -> PublishingStep:
+    """Convert a row of sql/publishing_steps.sql."""
+    texts = {"run_id": row["Run"], "algorithm": row["Algorithm"], "verdict": row["Verdict"]}
+    return PublishingStep(**texts, step=int(row["Step"]), version_before=row["Before"], version_after=row["After"])
 
 
 def _step(run_id: str, attributes: Mapping[str, Any], start_nano: int, duration_nano: int) -> TrainingStep:

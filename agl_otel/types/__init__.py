@@ -70,7 +70,7 @@ from agl_otel.types.spans import (
     convert_timestamp,
 )
 from agl_otel.types.stack import Describe
-from agl_otel.types.steps import TrainingRun, TrainingStep
+from agl_otel.types.steps import PublishingStep, TrainingRun, TrainingStep
 
 __all__ = [
     "ADOPTED",
@@ -106,6 +106,7 @@ __all__ = [
     "ParallelWorkerBase",
     "PromptTemplate",
     "ProxyLLM",
+    "PublishingStep",
     "Resource",
     "ResourceUnion",
     "ResourcesUpdate",

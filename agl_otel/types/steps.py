@@ -36,6 +36,18 @@ class TrainingStep(Model):
     """Set on reading: how many further attempts were consumed that have no stored span."""
 
 
+class PublishingStep(Model):
+    """A step of a training run by which versions of a set of resources were published: those after `version_before`, to `version_after`."""
+
+    run_id: str
+    algorithm: str
+    step: int
+    version_before: str
+    version_after: str
+    verdict: str
+    """That of a cycle of `agl-otel improve`; else empty."""
+
+
 class TrainingRun(Model):
     """A training run, summed up from its steps and its outcome."""
 
@@ -46,6 +58,8 @@ class TrainingRun(Model):
     steps: int
     last_step: int
     last_version: str
+    promoted: int = 0
+    """Cycles of `agl-otel improve` whose weights were promoted."""
     start_time: float
     end_time: float
     """Unix seconds."""

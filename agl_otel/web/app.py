@@ -30,7 +30,8 @@ from agl_otel.web.openapi import document
 from agl_otel.web.rest import ROUTES, health_of
 from agl_otel.web.reviews import REVIEWS
 from agl_otel.web.routes import PREFIX, STORE, add_table
-from agl_otel.web.views import CURVES, VIEWS
+from agl_otel.web.runs import CURVES
+from agl_otel.web.views import VIEWS
 
 TOKEN = web.AppKey("token", str)
 ORIGINS = web.AppKey("origins", frozenset[str])

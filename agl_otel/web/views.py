@@ -4,86 +4,34 @@ from __future__ import annotations
 
 import asyncio
 import json
-import re
-from collections import Counter
 from collections.abc import Mapping
 from typing import Any, Final
 
 from aiohttp import web
 from pydantic import Field
 
-from agl_otel.adapters.losses import CUT, LOSSES, recorded_losses, refused_in
 from agl_otel.adapters.tree import TraceTree
-from agl_otel.algorithms.run_folder import OTHER_CODE
 from agl_otel.errors import NotFoundError, SpanShapeError, UsageError
-from agl_otel.queue.lifecycle import FINISHED
 from agl_otel.spans.calls import JoinedCall
 from agl_otel.spans.conversations import ModelCall, text_of_cut
 from agl_otel.spans.history import SpanKey, expand_spans, lengths_of_prompts, whole_prompt
 from agl_otel.store import Store
-from agl_otel.traces.figures import AttemptFigures, CurvePoint, OutlineSpan
+from agl_otel.traces.figures import AttemptFigures, OutlineSpan
 from agl_otel.traces.span_query import SpanQuery
-from agl_otel.types import Model, PaginatedResult, ResourcesUpdate, Run, Span, TrainingRun, TrainingStep
+from agl_otel.types import Model, PaginatedResult, ResourcesUpdate, Span
 from agl_otel.types.feedback import StoredEvaluation
-from agl_otel.web.curves import Curves
 from agl_otel.web.routes import Page, PageOf, Route, Strict, params_of, require_found
+from agl_otel.web.runs import FIGURES, RUNS, figures_of
 
-CURVES: Final = web.AppKey("curves", Curves)
-FIGURES: Final = 1_000
-"""Rollouts in one request."""
 OUTLINE_SPANS: Final = 5_000
 READ_SPANS: Final = 20_000
 """Up to so many spans are read for conversations and tokens, else only the first OUTLINE_SPANS; SQL and export read all."""
 PAGE_CHARACTERS: Final = 4 << 20
 """Of the messages and tools on a page of a conversation; a call with more is a page by itself."""
-VERDICT_ROLLOUTS: Final = 256
 SQL_ROWS: Final = 1_000
-RUNS: Final = 10_000
 OUTPUT_CHARACTERS: Final = 300
 OUTPUT_BYTES: Final = 16 << 10
 """Bytes of the reply that are read; of a longer one only the beginning is shown."""
-_PROCESS: Final = re.compile(r"^process [^\s:]+")
-
-
-class Curve(Model):
-    """Rewards and costs of a run by step."""
-
-    run: Run
-    by: str
-    """`step`; or `order` if rollouts name no steps: each point is then a hundredth of the rollouts, in order of creation."""
-    points: list[CurvePoint]
-    seconds_old: float
-
-
-class Verdicts(Model):
-    """Verdicts of a run's most recently ended rollouts, by their latest attempts."""
-
-    of: int
-    counts: dict[str, int]
-    alarms: int
-    missing: int
-    reasons: dict[str, int]
-    """The five most frequent reasons of attempts that are not complete."""
-
-
-class StepLosses(Model):
-    """What a step of a training run lost on its way from rollouts to samples, and whether it ran with other code than the first ones."""
-
-    step: int
-    rollouts: int
-    samples: int
-    """Trained on."""
-    rollouts_without_sample: int
-    groups_gone: int
-    """Groups of which no rollout gave a sample."""
-    replies_cut: int
-    """Replies that ended at their token limit; they are trained on, and no part of `lost`."""
-    refused: dict[str, float]
-    """Calls and attempts by the reason for which they were refused."""
-    lost: str
-    """What was lost, in words; empty where nothing was."""
-    other_code: str
-    """The code with which the step ran, and the run was not begun (`agl-otel train --force`); empty where there is none."""
 
 
 class Outline(Model):
@@ -156,14 +104,6 @@ class Answer(Model):
     """Whether there are more rows than `limit`."""
 
 
-class _RunQuery(Strict):
-    run: str
-
-
-class _TrainingQuery(Strict):
-    run: str = ""
-
-
 class _Figures(Strict):
     rollout_ids: list[str] = Field(max_length=FIGURES)
 
@@ -190,64 +130,9 @@ class _Sql(Strict):
     limit: int = Field(default=SQL_ROWS, ge=0, le=10_000)
 
 
-async def _runs(store: Store, request: web.Request) -> Any:
-    await store.open()
-    return await store.queue.query_runs()
-
-
-async def _curve(store: Store, request: web.Request) -> Any:
-    params = await params_of(request, _RunQuery)
-    await store.open()
-    run = require_found(next(iter(await store.queue.query_runs(params.run)), None), f"run {params.run!r}")
-    curve, seconds_old = await request.app[CURVES].of(run)
-    if params.run and (trained := await store.reader.runs(1, run_id=params.run)):
-        curve = curve.of_training(trained[0])
-    return Curve(run=run, by=curve.by, points=curve.points, seconds_old=round(seconds_old, 1))
-
-
-async def _training(store: Store, request: web.Request) -> Any:
-    params = await params_of(request, _TrainingQuery)
-    await store.open()
-    return await store.reader.runs(RUNS, run_id=params.run)
-
-
-async def _steps(store: Store, request: web.Request) -> Any:
-    params = await params_of(request, _RunQuery)
-    await store.open()
-    return [_losses_of(step) for step in await store.reader.steps(params.run, version="")]
-
-
-def _losses_of(step: TrainingStep) -> StepLosses:
-    counts = {name: int(step.metrics.get(name) or 0) for name in ("rollouts", *LOSSES, CUT)}
-    refused, lost = refused_in(step.metrics), recorded_losses(step.metrics)
-    other = step.metrics.get(OTHER_CODE, "")
-    return StepLosses(step=step.step, samples=step.samples, **counts, refused=refused, lost=lost, other_code=other)
-
-
-async def _verdicts(store: Store, request: web.Request) -> Any:
-    params = await params_of(request, _RunQuery)
-    await store.open()
-    ended = await store.queue.query_rollouts(run=params.run, status_in=sorted(FINISHED), sort_order="desc", limit=VERDICT_ROLLOUTS)
-    figures = await _figures_of(store, [rollout.rollout_id for rollout in ended])
-    verdicts = [each.verdict for each in figures]
-    reasons = Counter(_PROCESS.sub("a process", reason) for verdict in verdicts for reason in verdict.reasons)
-    return Verdicts(
-        of=len(verdicts),
-        counts=dict(Counter(verdict.kind for verdict in verdicts)),
-        alarms=sum(verdict.alarm for verdict in verdicts),
-        missing=sum(verdict.missing for verdict in verdicts),
-        reasons=dict(reasons.most_common(5)),
-    )
-
-
 async def _figures(store: Store, request: web.Request) -> Any:
     await store.open()
-    return await _figures_of(store, (await params_of(request, _Figures)).rollout_ids)
-
-
-async def _figures_of(store: Store, rollout_ids: list[str]) -> list[AttemptFigures]:
-    attempts = await store.queue.query_attempts(rollout_ids, latest_only=True) if rollout_ids else []
-    return await store.reader.figures(list(attempts))
+    return await figures_of(store, (await params_of(request, _Figures)).rollout_ids)
 
 
 async def _outputs(store: Store, request: web.Request) -> Any:
@@ -428,20 +313,7 @@ async def _sql(store: Store, request: web.Request) -> Any:
 
 
 VIEWS: Final = (
-    Route("GET", "/runs", _runs, "Runs, the latest first, with their rollouts by status.", None, list[Run]),
-    Route("GET", "/runs/curve", _curve, "Rewards and costs of a run by step.", _RunQuery, Curve),
-    Route(
-        "GET", "/runs/training", _training, "Training runs, the latest first, or one: steps and outcome.", _TrainingQuery, list[TrainingRun]
-    ),
-    Route(
-        "GET",
-        "/runs/steps",
-        _steps,
-        "What each step of a training run lost, and other code than the run was begun with.",
-        _RunQuery,
-        list[StepLosses],
-    ),
-    Route("GET", "/runs/verdicts", _verdicts, "Verdicts of a run's most recently ended rollouts.", _RunQuery, Verdicts),
+    *RUNS,
     Route(
         "POST",
         "/rollouts/figures",

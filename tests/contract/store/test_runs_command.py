@@ -11,6 +11,7 @@ from typing import Any
 
 import pytest
 
+from agl_otel.adapters.gates import REFUSALS
 from agl_otel.cli import main
 from agl_otel.cli.runs import read_run
 from agl_otel.errors import DataError
@@ -89,6 +90,43 @@ def test_a_run_has_rewards_verdicts_tokens_and_a_cost(cli: Cli, two: tuple[str, 
     text = cli.run("show", two[0])
     assert "reward ▁█ 0.25 → 0.75" in text and "succeeded 2" in text
     assert "there is no run 'none': `agl-otel runs ls` lists the runs" in cli.run("show", "none", code=2)
+
+
+@pytest.fixture
+async def cycles(store: LightningStore) -> str:
+    """A run of `improve` with a promotion, a canary that was rolled back, and an alarm."""
+    run_id = f"improve-{uuid.uuid4().hex[:8]}"
+    begun = await store.start_rollout({"question": 1})
+    ids = (begun.rollout_id, begun.attempt.attempt_id)
+    await store.add_many_spans([call_of(*ids, 1), reward_of(*ids, 2, 1.0)])
+    gate = {"held_out_before": 0.25, "held_out_after": 0.5, "held_out_gain_low": 0.1, "held_out_gain_high": 0.4, "drift": 0.02}
+    canary = {"canary_share": 0.1, "canary_begun": 40, "canary_rated": 34, "canary_mean": 0.25, "canary_promoted_mean": 0.5}
+    made = [("promoted", "", gate | canary), ("rolled_back", "canary_worse", gate | canary), ("refused", "trusted_falls, drift", gate)]
+    for number, (verdict, why, found) in enumerate(made, 1):
+        metrics = {"verdict": verdict, "why": why, "selection": f"{run_id}@{number}", "training_run": f"grpo-{number}", **found}
+        versions = {"version_before": str(2 * number - 1), "version_after": str(2 * number + (1 if found is not gate else -1))}
+        times: dict[str, Any] = {"start_time": begun.start_time + number, "end_time": begun.start_time + number + 1}
+        named: dict[str, Any] = {"run_id": run_id, "algorithm": "improve", "step": number, "resources_id": "production"}
+        await store.record_step(TrainingStep(**named, **versions, **times, metrics=metrics, attempts=[(begun.rollout_id, "")]))
+    return run_id
+
+
+def test_a_run_of_improve_has_its_cycles(cli: Cli, cycles: str, two: tuple[str, str]) -> None:
+    run_id = cycles
+    found = cli.json("show", run_id)["cycles"]
+    assert [(each["verdict"], [reason["key"] for reason in each["reasons"]]) for each in found] == [
+        ("promoted", []),
+        ("rolled_back", ["canary_worse"]),
+        ("refused", ["trusted_falls", "drift"]),
+    ]
+    assert [each["selection"] for each in found] == [f"{run_id}@{number}" for number in (1, 2, 3)]
+    assert {each["attempts"] for each in found} == {1} and found[2]["canary_share"] is None
+    text = cli.run("show", run_id)
+    assert "0.250 against 0.500, 34 of 40 rated" in text and "1 → 3" in text and "refused, ALARM" in text
+    assert f"cycle 3 refused: {REFUSALS['trusted_falls']}" in text and f"cycle 2 rolled back: {REFUSALS['canary_worse']}" in text
+    [listed] = [line for line in cli.run("ls").splitlines() if run_id in line]
+    assert "1 of 3 promoted" in listed
+    assert cli.json("show", two[0])["cycles"] == []
 
 
 async def ended(store: LightningStore, folder: Path, error: BaseException | None = None) -> str:

@@ -207,3 +207,25 @@ async def test_a_run_id_that_breaks_the_rule_is_named(store: LightningStore) -> 
 async def test_steps_are_json_both_ways(store: LightningStore) -> None:
     step = a_step([("ro-1", "at-1")])
     assert TrainingStep.model_validate(json.loads(step.model_dump_json())) == step
+
+
+async def test_a_version_of_a_set_leads_to_the_cycle_that_published_it(store: LightningStore) -> None:
+    served, run_id = f"production-{uuid.uuid4().hex[:8]}", f"improve-{uuid.uuid4().hex[:8]}"
+
+    def cycle(number: int, verdict: str, before: int, after: int) -> TrainingStep:
+        versions = {"resources_id": served, "version_before": str(before), "version_after": str(after)}
+        return a_step([], run_id, number, metrics={"verdict": verdict}).model_copy(update={"algorithm": "improve", **versions})
+
+    cycles = [cycle(1, "promoted", 1, 3), cycle(2, "refused", 3, 3), cycle(3, "rolled_back", 3, 4), cycle(4, "promoted", 5, 7)]
+    for each in (*cycles, cycle(3, "rolled_back", 3, 5), a_step([])):  # the third is recorded again, with another outcome
+        await store.record_step(each)
+    found = await store.reader.publishing_steps(served, 10)
+    assert [(step.run_id, step.step, step.verdict) for step in found] == [
+        (run_id, 4, "promoted"),
+        (run_id, 3, "rolled_back"),
+        (run_id, 1, "promoted"),
+    ]
+    assert [(step.version_before, step.version_after) for step in found] == [("5", "7"), ("3", "5"), ("1", "3")]
+    assert len(await store.reader.publishing_steps(served, 1)) == 1 and await store.reader.publishing_steps("none", 9) == []
+    [run] = await store.training_runs(run_id=run_id)
+    assert (run.steps, run.promoted) == (4, 2)

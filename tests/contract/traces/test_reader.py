@@ -26,6 +26,7 @@ from agl_otel.traces.observed import integer
 from agl_otel.traces.opened import TraceStore
 from agl_otel.traces.reader import TraceReader
 from agl_otel.traces.sql import named_query
+from agl_otel.traces.steps import trace_id_of
 from agl_otel.types import Attempt, AttemptLedger, ProcessRecord, Rollout
 from agl_otel.types.columns import Traces
 from agl_otel_hook import conventions
@@ -125,6 +126,29 @@ async def test_what_a_model_server_answered_instead_of_a_reply_is_counted(engine
     other = await reader.traces([rollout("ro-2")], [attempt({"x": 1}, "ro-2")])
     assert other.call_errors == {"HTTP 400": 1}
     assert Traces.joined(traces, other).call_errors == {r"HTTP 400: stop is\nunknown": 2, "HTTP 502": 1, "HTTP 400": 1}
+
+
+async def test_the_steps_of_a_run_lead_from_a_version_of_a_set_and_say_how_many_were_promoted(
+    engine: TraceStore, reader: TraceReader
+) -> None:
+    def cycle(number: int, verdict: str, before: int, after: int, **other: Any) -> dict[str, Any]:
+        names = {conventions.TRAIN_RUN: "improve-1", conventions.TRAIN_ALGORITHM: "improve", conventions.TRAIN_RESOURCES: "production"}
+        versions = {conventions.TRAIN_VERSION_BEFORE: str(before), conventions.TRAIN_VERSION_AFTER: str(after)}
+        facts = {conventions.TRAIN_STEP_NUMBER: str(number), f"{conventions.TRAIN_METRIC}.verdict": verdict}
+        received = {"RolloutId": "", "AttemptId": "", "TraceId": trace_id_of("improve-1"), "ReceivedAt": "1750000000.000", **other}
+        return row(number, conventions.SPAN_TRAIN_STEP, {**names, **versions, **facts}, **received)
+
+    again = cycle(3, "rolled_back", 3, 5, ReceivedAt="1750000009.000")
+    insert(engine, cycle(1, "promoted", 1, 3), cycle(2, "refused", 3, 3), cycle(3, "rolled_back", 3, 4), again, cycle(4, "promoted", 5, 7))
+    found = await reader.publishing_steps("production", 10)
+    assert [(step.run_id, step.algorithm, step.step, step.version_before, step.version_after, step.verdict) for step in found] == [
+        ("improve-1", "improve", 4, "5", "7", "promoted"),
+        ("improve-1", "improve", 3, "3", "5", "rolled_back"),
+        ("improve-1", "improve", 1, "1", "3", "promoted"),
+    ]
+    assert await reader.publishing_steps("production", 1) == found[:1] and await reader.publishing_steps("another", 10) == []
+    [run] = await reader.runs(10)
+    assert (run.steps, run.promoted, run.last_version) == (4, 2, "7")
 
 
 async def test_calls_of_adopted_traces_count_as_calls_without_numbers(engine: TraceStore, reader: TraceReader) -> None:

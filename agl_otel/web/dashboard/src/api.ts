@@ -7,7 +7,15 @@ export type Run = {
   run_id: string; rollouts: number; by_status: Partial<Record<Status, number>>; by_mode: Record<string, number>;
   attempts: number; start_time: number; end_time: number | null; last_step: number | null;
 };
-export type Training = { run_id: string; algorithm: string; outcome: string; steps: number; last_step: number; last_version: string; start_time: number; end_time: number };
+export type Training = { run_id: string; algorithm: string; outcome: string; steps: number; last_step: number; last_version: string; promoted: number; start_time: number; end_time: number };
+export type Cycle = {
+  cycle: number; verdict: string; reasons: { key: string; text: string; alarm: boolean }[]; start_time: number; end_time: number; resources_id: string;
+  version_before: string; version_after: string; attempts: number; unlinked: number; selection: string; training_run: string; samples: number; trace_id: string; span_id: string;
+  held_out_before: number | null; held_out_after: number | null; held_out_gain_low: number | null; held_out_gain_high: number | null; drift: number | null;
+  backtest_gain: number | null; backtest_verdict: string; trusted_gain: number | null; trusted_verdict: string;
+  canary_share: number | null; canary_begun: number | null; canary_rated: number | null; canary_mean: number | null; canary_promoted_mean: number | null;
+};
+export type PublishingStep = { run_id: string; algorithm: string; step: number; version_before: string; version_after: string; verdict: string };
 export type CurvePoint = {
   step: number; mode: string; rollouts: number; ended: number; rewarded: number; reward_mean: number | null; reward_std: number | null;
   reward_min: number | null; reward_max: number | null; spans: number; errors: number; prompt_tokens: number; response_tokens: number; made: boolean;

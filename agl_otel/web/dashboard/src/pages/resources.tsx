@@ -2,7 +2,7 @@
 import { useQuery } from "@tanstack/react-query";
 import { useMemo, useState } from "react";
 import { Link, useNavigate, useParams, useSearchParams } from "react-router";
-import { get, id, type Page, type Resources as Set_ } from "../api";
+import { get, id, type Page, type PublishingStep, type Resources as Set_ } from "../api";
 import { Empty, Head, Json, Problem, Short, Tabs, useLater, useNow } from "../parts/common";
 import { diff } from "../parts/diff";
 import { Table, type Column, type Sort } from "../parts/table";
@@ -47,6 +47,18 @@ const textOf = (set: Set_ | undefined): string => {
   }).join("\n\n");
 };
 
+// By which step of a training run, or cycle of `improve`, a version was published.
+function Published({ set, steps }: { set: Set_; steps: PublishingStep[] }) {
+  const by = steps.find((step) => Number(step.version_before) < set.version && set.version <= Number(step.version_after));
+  if (!by) return null;
+  const cycle = by.algorithm === "improve";
+  const canary = Object.entries(set.resources).find(([, resource]) => typeof resource.share === "number");
+  return (
+    <p className="small">Published by <Link to={`/runs/view?run=${id(by.run_id)}${cycle ? `&cycle=${by.step}` : ""}`}>{cycle ? "cycle" : "step"} {by.step} of {visible(by.run_id)}</Link>
+      {canary && `, with ${visible(canary[0])}`}{by.verdict && <>, which was <b>{visible(by.verdict.replace("_", " "))}</b></>}</p>
+  );
+}
+
 export function ResourceVersions() {
   const { resourcesId = "" } = useParams();
   const [search, setSearch] = useSearchParams();
@@ -54,6 +66,7 @@ export function ResourceVersions() {
   const now = useNow(5000);
   const asked = { sort_by: "version", sort_order: "desc", limit: LIMIT };
   const { data, error } = useQuery({ queryKey: ["versions", resourcesId], queryFn: ({ signal }) => get<Page<Set_>>(`/resources/${id(resourcesId)}/versions`, asked, signal) });
+  const steps = useQuery({ queryKey: ["publishing", resourcesId], queryFn: ({ signal }) => get<PublishingStep[]>("/runs/steps/publishing", { resources_id: resourcesId }, signal) });
   const versions = data?.items ?? [];
   const chosen = Number(search.get("version")) || versions[0]?.version;
   const against = Number(search.get("against")) || (chosen ?? 1) - 1;
@@ -65,7 +78,7 @@ export function ResourceVersions() {
       <Head trail={<Link to="/resources">Resources</Link>} title={<span> / <span className="mono">{visible(resourcesId)}</span></span>}>
         <Link className="button" to={`/rollouts?run=${id(resourcesId)}`}>Rollouts</Link>
       </Head>
-      <Problem error={error} />
+      <Problem error={error ?? steps.error} />
       {set && (
         <div className="split">
           <div className="versions" role="listbox" aria-label="Versions">
@@ -82,6 +95,7 @@ export function ResourceVersions() {
               {versions.length > 1 && <label className="dim small">compare with <select value={against} onChange={(event) => choose("against", Number(event.target.value))}>
                 {versions.filter((each) => each.version !== chosen).map((each) => <option key={each.version} value={each.version}>v{each.version}</option>)}</select></label>}
             </div>
+            <Published set={set} steps={steps.data ?? []} />
             {view === "json" ? <Json value={masked(set)} height={4000} /> : view === "text" ? <Json value={textOf(set)} height={4000} /> : (
               <div className="diff mono" role="table" aria-label="Changes">
                 {!before && <p className="dim">This is the first version: all of it is new.</p>}

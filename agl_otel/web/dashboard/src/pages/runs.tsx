@@ -2,12 +2,13 @@
 import { useQuery } from "@tanstack/react-query";
 import { useMemo, useState } from "react";
 import { Link, useNavigate, useSearchParams } from "react-router";
-import { get, type Curve, type CurvePoint, type Run as RunType, type StepLosses, type Training, type Verdicts } from "../api";
+import { ApiError, get, type Curve, type CurvePoint, type Run as RunType, type StepLosses, type Training, type Verdicts } from "../api";
 import { Badge, Bars, Empty, Head, Problem, Stat, STATUS_ORDER, Tabs, useNow } from "../parts/common";
 import { Chart, type Series } from "../parts/chart";
 import { Table, type Column } from "../parts/table";
 import { useSettings } from "../settings";
 import { ago, duration, figure, number, short, visible, when } from "../text";
+import { Improvement } from "./improve";
 import { Reward } from "./rollouts";
 
 const COLORS: Record<string, string> = { train: "var(--c1)", val: "var(--c2)", test: "var(--c3)", production: "var(--c4)", "": "var(--c1)" };
@@ -24,16 +25,20 @@ export function Runs() {
   const training = useQuery({ queryKey: ["training"], queryFn: ({ signal }) => get<Training[]>("/runs/training", {}, signal), refetchInterval: refreshMs ? refreshMs * 4 : false });
   const trained = useMemo(() => new Map((training.data ?? []).map((each) => [each.run_id, each])), [training.data]);
   const [wanted, want] = useState("");
-  const runs = useMemo(() => (data ?? []).filter((run) => run.run_id.toLowerCase().includes(wanted.toLowerCase())), [data, wanted]);
+  const runs = useMemo(() => {
+    const known = new Set((data ?? []).map((run) => run.run_id));
+    const all = [...(data ?? []), ...(training.data ?? []).filter((each) => !known.has(each.run_id)).map(withoutRollouts)].sort((a, b) => b.start_time - a.start_time);
+    return all.filter((run) => run.run_id.toLowerCase().includes(wanted.toLowerCase()));
+  }, [data, training.data, wanted]);
   const columns: Column<RunType>[] = [
     { key: "run", title: "Run", width: "minmax(120px, 2fr)", cell: (run) => <Link to={open(run.run_id)} className="strong">{nameOf(run)}</Link> },
     { key: "status", title: "Rollouts by status", width: "minmax(160px, 1.4fr)", wide: true, cell: (run) => <Bars small parts={statuses(run)} total={run.rollouts} /> },
     { key: "rollouts", title: "Rollouts", width: "78px", right: true, cell: (run) => number(run.rollouts) },
-    { key: "reward", title: "Reward", width: "minmax(112px, 0.6fr)", right: true, cell: (run) => <RunReward run={run} /> },
-    { key: "ended", title: "Ended", width: "66px", right: true, wide: true, cell: (run) => `${Math.floor((100 * ended(run)) / Math.max(run.rollouts, 1))} %` },
+    { key: "reward", title: "Reward", width: "minmax(112px, 0.6fr)", right: true, cell: (run) => run.rollouts ? <RunReward run={run} /> : <span className="dim">–</span> },
+    { key: "ended", title: "Ended", width: "66px", right: true, wide: true, cell: (run) => run.rollouts ? `${Math.floor((100 * ended(run)) / run.rollouts)} %` : "–" },
     { key: "failed", title: "Failed", width: "66px", right: true, wide: true, cell: (run) => <span className={run.by_status.failed ? "bad" : "dim"}>{number(run.by_status.failed ?? 0)}</span> },
     { key: "step", title: "Steps", width: "66px", right: true, wide: true, cell: (run) => trained.get(run.run_id)?.steps ?? run.last_step ?? "–" },
-    { key: "outcome", title: "Outcome", width: "90px", wide: true, cell: (run) => <Outcome of={trained.get(run.run_id)} /> },
+    { key: "outcome", title: "Outcome", width: "130px", wide: true, cell: (run) => <Outcome of={trained.get(run.run_id)} /> },
     { key: "modes", title: "Modes", width: "minmax(120px, 1fr)", wide: true, cell: (run) => <span className="dim">{Object.entries(run.by_mode).map(([mode, count]) => `${mode || "none"} ${short(count)}`).join(" · ")}</span> },
     { key: "start", title: "Began", width: "100px", wide: true, cell: (run) => <span title={when(run.start_time)}>{ago(run.start_time, now)}</span> },
   ];
@@ -51,10 +56,15 @@ export function Runs() {
   );
 }
 
-// How a training run ended, in a word.
+// A run that has trained on rollouts of others, and enqueued none.
+const withoutRollouts = (each: Training): RunType => (
+  { run_id: each.run_id, rollouts: 0, by_status: {}, by_mode: {}, attempts: 0, start_time: each.start_time, end_time: each.end_time, last_step: null });
+
+// How a training run ended, in a word; of `improve` also how many cycles were promoted.
 function Outcome({ of }: { of: Training | undefined }) {
   const word = of?.outcome.split(":")[0] ?? "";
-  return <span className={word === "error" ? "bad" : "dim"} title={visible(of?.outcome ?? "")}>{word}</span>;
+  const promoted = of?.algorithm === "improve" && of.steps ? `${number(of.promoted)} of ${number(of.steps)} promoted` : "";
+  return <span className={word === "error" ? "bad" : "dim"} title={visible(of?.outcome ?? "")}>{[word, promoted].filter(Boolean).join(", ")}</span>;
 }
 
 const rewardsOf = (points: CurvePoint[]) => {
@@ -87,14 +97,27 @@ function lines(all: CurvePoint[], read: (point: CurvePoint) => Omit<Series["poin
 export function Run() {
   const [search] = useSearchParams();
   const run = search.get("run") ?? "";
+  const training = useTraining(run);
+  const trained = training.data?.[0];
+  if (training.isLoading) return <Head trail={<Link to="/runs">Runs</Link>} title={<span> / {visible(run)}</span>} />;
+  return trained?.algorithm === "improve" ? <Improvement run={run} trained={trained} /> : <Rewards run={run} />;
+}
+
+function useTraining(run: string) {
+  const { refreshMs } = useSettings();
+  return useQuery({ queryKey: ["training", run], queryFn: ({ signal }) => get<Training[]>("/runs/training", { run }, signal), enabled: !!run, refetchInterval: refreshMs ? refreshMs * 4 : false });
+}
+
+function Rewards({ run }: { run: string }) {
   const { refreshMs, promptPrice, responsePrice } = useSettings();
   const now = useNow(5000);
   const [band, setBand] = useState<"std" | "range">("std");
   const curve = useQuery({ queryKey: ["curve", run], queryFn: ({ signal }) => get<Curve>("/runs/curve", { run }, signal), refetchInterval: refreshMs || false });
   const verdicts = useQuery({ queryKey: ["verdicts", run], queryFn: ({ signal }) => get<Verdicts>("/runs/verdicts", { run }, signal), refetchInterval: refreshMs ? refreshMs * 2 : false });
   const steps = useQuery({ queryKey: ["steps", run], queryFn: ({ signal }) => get<StepLosses[]>("/runs/steps", { run }, signal), refetchInterval: refreshMs ? refreshMs * 4 : false });
-  const training = useQuery({ queryKey: ["training", run], queryFn: ({ signal }) => get<Training[]>("/runs/training", { run }, signal), enabled: !!run, refetchInterval: refreshMs ? refreshMs * 4 : false });
+  const training = useTraining(run);
   const trained = training.data?.[0];
+  const without = trained && curve.error instanceof ApiError && curve.error.status === 404; // it enqueued no rollouts
   const points = curve.data?.points ?? [];
   const about = curve.data?.run;
   const sum = (read: (point: CurvePoint) => number) => points.reduce((total, point) => total + read(point), 0);
@@ -112,7 +135,7 @@ export function Run() {
       <Head trail={<Link to="/runs">Runs</Link>} title={<span> / {run ? visible(run) : "without a run"}</span>}>
         <Link className="button" to={`/rollouts?run=${encodeURIComponent(run)}`}>Rollouts of this run</Link>
       </Head>
-      <Problem error={curve.error ?? verdicts.error ?? steps.error ?? training.error} />
+      <Problem error={(without ? null : curve.error) ?? verdicts.error ?? steps.error ?? training.error} />
       <div className="scroll">
         {trained && trained.outcome.startsWith("error") && <p className="problem" role="alert">The run ended with an {visible(trained.outcome)}</p>}
         {about && (

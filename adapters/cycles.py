@@ -1,0 +1,110 @@
+"""The cycles of `agl-otel improve`, read back from the training steps that record them. Pure."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Iterable
+from typing import Any, Final
+
+from agl_otel.adapters.gates import ALARMS, REFUSALS
+from agl_otel.traces.steps import span_id_of, trace_id_of
+from agl_otel.types import Model, TrainingStep
+
+IMPROVE: Final = "improve"
+"""The algorithm of a run whose steps are cycles."""
+
+
+class Reason(Model):
+    """Why the weights of a cycle were not promoted."""
+
+    key: str
+    """Of gates.REFUSALS."""
+    text: str
+    alarm: bool
+    """Whether it speaks of a reward that is exploited."""
+
+
+class Cycle(Model):
+    """One cycle: from the attempts that it learnt from to its verdict. What it did not come to is None, or empty."""
+
+    cycle: int
+    verdict: str
+    """promoted, rolled_back (after a canary), or refused (by the gate)."""
+    reasons: list[Reason]
+    start_time: float
+    end_time: float
+    """Unix seconds."""
+    resources_id: str
+    """The set by which the product's users are served."""
+    version_before: str
+    version_after: str
+    attempts: int
+    """Of its window, as far as they had stored spans; their ids are in TrainingStep.attempts."""
+    unlinked: int
+    """Further ones, that had none."""
+    selection: str
+    """The window as a selection, NAME@VERSION."""
+    training_run: str
+    """The run that trained on it."""
+    samples: int
+    trace_id: str
+    span_id: str
+    """Of the cycle's span; its stages are below it."""
+    held_out_before: float | None
+    held_out_after: float | None
+    """Mean rewards on the held-out tasks."""
+    held_out_gain_low: float | None
+    held_out_gain_high: float | None
+    """95 % interval of the gain."""
+    drift: float | None
+    """gates.drift."""
+    backtest_gain: float | None
+    backtest_verdict: str
+    trusted_gain: float | None
+    trusted_verdict: str
+    """Of the back-test by trusted rewards."""
+    canary_share: float | None
+    """Of the conversations."""
+    canary_begun: int | None
+    canary_rated: int | None
+    """Conversations that it answered, and those of them with a reward."""
+    canary_mean: float | None
+    canary_promoted_mean: float | None
+    """Mean rewards of the canary, and of the promoted weights at the same time."""
+
+
+_SAME: Final = ("start_time", "end_time", "resources_id", "version_before", "version_after", "unlinked", "samples")
+_NUMBERS: Final = [name for name, field in Cycle.model_fields.items() if field.annotation == float | None]
+_COUNTS: Final = [name for name, field in Cycle.model_fields.items() if field.annotation == int | None]
+_TEXTS: Final = ("verdict", "selection", "training_run", "backtest_verdict", "trusted_verdict")
+
+
+def cycles_of(steps: Iterable[TrainingStep]) -> list[Cycle]:
+    """Return the cycles of a run; none if it is no run of `improve`."""
+    return [_cycle_of(step) for step in steps if step.algorithm == IMPROVE]
+
+
+def _cycle_of(step: TrainingStep) -> Cycle:
+    found = {name: step.metrics.get(name) for name in (*_TEXTS, *_NUMBERS, *_COUNTS)}
+    numbers = {name: _number(found[name]) for name in (*_NUMBERS, *_COUNTS)}
+    return Cycle.model_validate(
+        {
+            **{name: str(found[name] or "") for name in _TEXTS},
+            **numbers,
+            **{name: None if (value := numbers[name]) is None else int(value) for name in _COUNTS},
+            **{name: getattr(step, name) for name in _SAME},
+            "cycle": step.step,
+            "reasons": [_reason_of(key) for key in str(step.metrics.get("why") or "").split(", ") if key],
+            "attempts": len(step.attempts),
+            "trace_id": trace_id_of(step.run_id),
+            "span_id": span_id_of(step.run_id, step.step),
+        }
+    )
+
+
+def _reason_of(key: str) -> Reason:
+    return Reason(key=key, text=REFUSALS.get(key, key), alarm=key in ALARMS)
+
+
+def _number(value: Any) -> float | None:
+    return float(value) if isinstance(value, int | float) and not isinstance(value, bool) and math.isfinite(value) else None

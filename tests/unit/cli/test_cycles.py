@@ -1,0 +1,57 @@
+"""Cycles of `agl-otel improve` as a table."""
+
+from __future__ import annotations
+
+from typing import Any
+
+from agl_otel.adapters.cycles import cycles_of
+from agl_otel.cli.cycles import cycle_rows, reason_lines
+from tests.unit.adapters.test_cycles import step
+
+MADE: dict[str, Any] = {"training_run": "grpo-1", "selection": "improve-1@1"}
+HELD_OUT: dict[str, Any] = {
+    "held_out_before": 0.25,
+    "held_out_after": 0.5,
+    "held_out_gain_low": 0.1,
+    "held_out_gain_high": 0.4,
+    "drift": 0.0234,
+}
+CANARY: dict[str, Any] = {"canary_share": 0.1, "canary_begun": 40, "canary_rated": 34, "canary_mean": 0.625, "canary_promoted_mean": 0.5}
+
+
+def test_a_row_has_the_evidence_and_the_versions_of_a_cycle() -> None:
+    columns, [row] = cycle_rows(
+        cycles_of([step(verdict="promoted", why="", backtest_gain=0.08, backtest_verdict="better", **MADE, **HELD_OUT, **CANARY)])
+    )
+    found = dict(zip(columns, row, strict=True))
+    assert found == {
+        "cycle": 1,
+        "ended": found["ended"],
+        "verdict": "promoted",
+        "held-out": "0.250 → 0.500 [+0.100, +0.400]",
+        "back-test": "+0.080 better",
+        "drift": "0.0234",
+        "canary": "0.1: 0.625 against 0.500, 34 of 40 rated",
+        "version": "3 → 5",
+        "attempts": "3 attempts in improve-1@1",
+        "trained by": "grpo-1",
+    }
+
+
+def test_a_cycle_that_came_to_no_evidence_has_only_its_verdict_and_reasons() -> None:
+    why = "held_out_falls, trusted_lags"
+    cycles = cycles_of([step(1, verdict="refused", why="no_new_weights"), step(2, verdict="rolled_back", why=why)])
+    columns, rows = cycle_rows(cycles)
+    assert columns == ["cycle", "ended", "verdict", "version", "attempts"]
+    assert [row[2] for row in rows] == ["refused", "rolled back, ALARM"]
+    lines = reason_lines(cycles)
+    assert [line.plain for line in lines][:2] == [
+        "cycle 1 refused: the update changed nothing",
+        "cycle 2 rolled back: the held-out score fell by more than chance",
+    ]
+    assert ["red" in str(line.style) for line in lines] == [False, False, True]
+
+
+def test_what_a_store_has_is_shown_as_text() -> None:
+    [line] = reason_lines(cycles_of([step(verdict="refused", why="\x1b[31mred")]))
+    assert "\x1b" not in line.plain
