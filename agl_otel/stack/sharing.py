@@ -141,9 +141,11 @@ async def _watch_joined(settings: Settings, address: str, ended: asyncio.Future[
     """Set an UnavailableError in `ended` once the stack at `address`, which another command has started, is gone for GONE_SECONDS."""
     clock = asyncio.get_running_loop().time
     pid, seen = holder(settings.data_dir / LOCK_FILE), clock()
-    while clock() - seen < GONE_SECONDS:
+    while True:
         if running_address(settings) == address:
             seen = clock()
+        elif clock() - seen >= GONE_SECONDS:  # never without a look: this process may have been held up for so long
+            break
         await asyncio.sleep(WATCH_SECONDS)
     ended.set_exception(
         UnavailableError(

@@ -103,7 +103,7 @@ class Connection:
     async def refresh(self) -> None:
         """Look up again the services that were missing because the stack was still starting."""
         description = await self.queue.describe()
-        if description.clickhouse:
+        if description.clickhouse and not self.description.clickhouse:  # else another task has looked, and uses what it found
             before, self._reader, self.description = self._reader, None, description
             if before is not None:
                 await before.close()

@@ -45,6 +45,13 @@ async def test_a_store_reports_its_capabilities_and_counts(store: LightningStore
     assert store.capabilities == {"thread_safe": True, "async_safe": True, "zero_copy": True, "otlp_traces": True}
 
 
+async def test_several_tasks_may_be_the_first_to_read(tmp_path: Path) -> None:
+    store = LightningStore(source=EmbeddedStack(tmp_path))
+    await store.enqueue(["task"])  # by the queue alone: the other services are not looked up yet
+    assert await asyncio.gather(*(store.arms(0.0) for _ in range(8))) == [[]] * 8
+    await store.close()
+
+
 async def test_otlp_is_sent_to_the_stores_endpoint(store: LightningStore) -> None:
     endpoint = store.otlp_traces_endpoint()
     assert endpoint.endswith("/v1/traces")
