@@ -22,6 +22,7 @@ ERROR: Final = 0.05
 LEAST_RATED: Final = 8
 """Attempts with both rewards without which trusted_lags says nothing."""
 REFUSALS: Final = {
+    "update_failed": "the training failed: its error is in the cycle",
     "no_new_weights": "the update changed nothing",
     "held_out_falls": "the held-out score fell by more than chance",
     "held_out_no_gain": "the held-out score did not rise by more than chance",
@@ -126,7 +127,7 @@ def refusals(
         "held_out_no_gain": rules.held_out == "better" and held_out.high >= 0 and held_out.low <= 0,
         "backtest_worse": rules.backtest != "off" and backtest is not None and backtest.verdict == "worse",
         "backtest_not_better": rules.backtest == "better" and not better and not (backtest is not None and backtest.verdict == "worse"),
-        "drift": rules.max_drift is not None and kl > rules.max_drift,
+        "drift": rules.max_drift is not None and not kl <= rules.max_drift,  # also where it is not a number
         "trusted_falls": trusted is not None and trusted.gain.high < 0,
         "trusted_lags": lags,
     }

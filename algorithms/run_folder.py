@@ -488,9 +488,9 @@ def read_run(path: Path) -> dict[str, Any]:
 
 
 def read_checked(path: Path) -> dict[str, Any]:
-    """Read a JSON file with a checksum. Raises DataError where it is damaged, after copying it."""
+    """Read a JSON file with a checksum. Raises DataError where it is damaged or has none, after copying it."""
     try:
-        return without_checksum(path.read_bytes())
+        return without_checksum(path.read_bytes(), needed=True)
     except ValueError as error:
         raise damaged_error(path, error) from error
 

@@ -9,20 +9,18 @@ Weights are promoted by a verdict alone, which holds the digests of the files it
     run.json, lock              the run's identity (algorithms/run_folder.py)
     policy                      the model it began with, if that is `tiny`
     slots/a, slots/b            the model servers of production.py
-    cycles/0001/window.json, update.json, gate.json, canary.json, verdict.json; recorded.json when the store knows it
-    cycles/0001/canary_begun.json   the step of the canary that is under way (improve_canary.py)
-    cycles/0001/run             the training run
-    cycles/0001/model           the weights it made
+    cycles/0001                 improve_cycle.py
 """
 
 from __future__ import annotations
 
 import asyncio
+import hashlib
 import shutil
 import time
 from collections import Counter
 from collections.abc import Callable
-from dataclasses import asdict, dataclass
+from dataclasses import dataclass
 from importlib import import_module
 from pathlib import Path
 from typing import Any, Final
@@ -33,21 +31,12 @@ from agl_otel.adapters.gates import REFUSALS, Rated, Rules, paired_gain, refusal
 from agl_otel.adapters.offpolicy import Estimate
 from agl_otel.algorithms.model_export import export_model
 from agl_otel.algorithms.offline import Offline
-from agl_otel.algorithms.run_folder import (
-    Fingerprint,
-    RunFolder,
-    digest_of,
-    lock_run,
-    model_fingerprint,
-    read_checked,
-    with_checksum,
-    write_json,
-)
-from agl_otel.errors import DataError, SettingsError
+from agl_otel.algorithms.run_folder import Fingerprint, RunFolder, digest_of, lock_run, model_fingerprint, run_id_of
+from agl_otel.errors import AgentError, DataError, ModelServerError, SettingsError
 from agl_otel.jobs.grpo import GRPORun
 from agl_otel.jobs.improve_canary import CanarySteps, judged
+from agl_otel.jobs.improve_cycle import FOUND, Cycle
 from agl_otel.jobs.improve_evidence import arms_since, evidence
-from agl_otel.jobs.improve_options import ImproveSpec
 from agl_otel.jobs.job import Job
 from agl_otel.jobs.production import Production
 from agl_otel.jobs.run import JobRun, unless_failed
@@ -60,47 +49,15 @@ from agl_otel.types.selections import Selected
 
 RUNS: Final[dict[str, type[ServedRun]]] = {"grpo": GRPORun, "sft": SFTRun}
 """{algorithm: how a cycle trains by it}."""
-STAGES: Final = ("window", "update", "gate", "canary", "verdict")
 POLL_SECONDS: Final = 1.0
+HELD_BACK: Final = 4
+"""One in so many attempts of a window is not trained on: on the others a back-test would call what was learnt by heart better."""
 KEPT_MODELS: Final = 2
 """The promoted weights, and those before."""
 LARGE: Final = ("checkpoints", "weights", "rounds", "policy")
 """What of a training run is removed when its cycle has ended: its weights are in the cycle's `model`."""
 _RESOURCE: Final = ("bridge", "strict_tools")
 """Options of an algorithm that belong to its LLM resource."""
-
-
-class Cycle:
-    """The files of one cycle."""
-
-    def __init__(self, folder: Path, number: int) -> None:
-        self.number = number
-        self.folder = folder / "cycles" / f"{number:04d}"
-
-    @property
-    def model(self) -> Path:
-        """The weights that it made."""
-        return self.folder / "model"
-
-    @property
-    def canary(self) -> str:
-        """The resource name of its canary."""
-        return f"canary-{self.number:04d}"
-
-    def read(self, stage: str) -> dict[str, Any] | None:
-        """Return what a stage has found; None if it has not ended. Raises DataError for a damaged file."""
-        path = self.folder / f"{stage}.json"
-        return read_checked(path) if path.exists() else None
-
-    def write(self, stage: str, facts: dict[str, Any]) -> None:
-        """End a stage."""
-        self.folder.mkdir(parents=True, exist_ok=True)
-        write_json(self.folder / f"{stage}.json", with_checksum(facts))
-
-    def digests(self) -> dict[str, str]:
-        """Return {stage: digest of its file} of the stages before the verdict that have ended."""
-        found = {stage: self.read(stage) for stage in STAGES[:-1]}
-        return {stage: digest_of(facts) for stage, facts in found.items() if facts is not None}
 
 
 @dataclass(frozen=True)
@@ -126,7 +83,9 @@ class Improvement(JobRun):
 
     def __init__(self, job: Job, store: Store, folder: Path, *, on_event: Callable[[str], object] = lambda _: None, **options: Any) -> None:
         super().__init__(job, store, folder, **options)
-        self.spec = job.improve or ImproveSpec()
+        if job.improve is None:
+            raise SettingsError("the table [improve] is missing: it must be given, and may be empty (docs/improving.md)")
+        self.spec = job.improve
         self._check()
         self._plain = store
         self._trains = self._algorithm
@@ -159,12 +118,15 @@ class Improvement(JobRun):
             resources_id=self.settings.upstream_resources,
             sampling=algorithm.sampling_parameters,
             options=given,
+            owner=self.run_id,
         )
         self._exit.push_async_callback(self.production.close)
         last, begun = Cycle(self.folder, len(self.ended)), Cycle(self.folder, len(self.ended) + 1)
-        if self.ended and self.ended[-1].verdict == "promoted":
-            await asyncio.to_thread(_hold_evidence, last)
-        await self.production.begin(self.promoted, sum(each.verdict == "promoted" for each in self.ended))
+        promoted = [each.number for each in self.ended if each.verdict == "promoted"]
+        if promoted:
+            await asyncio.to_thread(Cycle(self.folder, promoted[-1]).check_promotion)
+        await self.production.own(force=self.force)
+        await self.production.begin(self.promoted, len(promoted))
         if begun.read("gate") is None:
             await self.production.publish()  # else a canary may be under way, and publishes again
         if self.ended and last.read("recorded") is None:
@@ -187,6 +149,10 @@ class Improvement(JobRun):
         last = next((each for each in reversed(self.ended) if each.verdict == "promoted"), None)
         return self._first if last is None else Cycle(self.folder, last.number).model
 
+    def canary_of(self, cycle: Cycle) -> str:
+        """Return the resource name of a cycle's canary: no other run's has the same."""
+        return f"canary-{self.run_id.rpartition('-')[2]}-{cycle.number:04d}"
+
     # --- the loop
 
     async def improve(self, cycles: int | None = None) -> list[Ended]:
@@ -205,26 +171,28 @@ class Improvement(JobRun):
             canary = await self._stage(cycle, "canary", self._canary)
             why = [canary["why"]] if canary["why"] else []
         verdict = "promoted" if not why else "refused" if canary is None else "rolled_back"
-        if verdict == "promoted":
-            await asyncio.to_thread(_hold_weights, cycle)
         facts = {"verdict": verdict, "why": why, "evidence": cycle.digests(), "before": window["version"]}
         cycle.write("verdict", {**facts, "ended": time.time()})
-        await (self.production.promote(cycle.model) if verdict == "promoted" else self.production.withdraw())
+        if verdict == "promoted":
+            await asyncio.to_thread(cycle.check_promotion)
+            await self.production.promote(cycle.model)
+        else:
+            await self.production.withdraw()
         await self._finish(cycle)
         return self.ended[-1]
 
     async def _stage(self, cycle: Cycle, name: str, work: Callable[[Cycle], Any]) -> dict[str, Any]:
         if (found := cycle.read(name)) is None:
             began = time.time()
+            self._say(f"cycle {cycle.number}: {name} …")
             facts = await work(cycle)
             cycle.write(name, {"began": began, **facts, "ended": time.time()})
-            found = cycle.read(name)
-            assert found is not None, "it was written"
+            found = cycle.of(name)
         return found
 
     async def _window(self, cycle: Cycle) -> dict[str, Any]:
         """Wait for enough rated attempts, and store them as a selection."""
-        taken = {name for number in range(1, cycle.number) for name in (Cycle(self.folder, number).read("window") or {})["rollout_ids"]}
+        taken = {name for number in range(1, cycle.number) for name in Cycle(self.folder, number).of("window")["rollout_ids"]}
         promotions = [each.ended for each in self.ended if each.verdict == "promoted"]
         changed = promotions[-self.spec.max_promotions - 1] if len(promotions) > self.spec.max_promotions else 0.0
         rated: set[str] = set()
@@ -244,12 +212,15 @@ class Improvement(JobRun):
             await asyncio.sleep(max(POLL_SECONDS, 10 * (time.monotonic() - began)))  # a long history is read more rarely
         ready = ready[-MOST:]
         made = {"by": f"improve {self.run_id}", "cycle": cycle.number, "sources": self._sources}
-        kept = await self._plain.put_selection(self.run_id, [_selected(each) for each in ready], made)
+        held_back = [each.rollout_id for each in ready if _is_held_back(each.rollout_id)]
+        trained = [each for each in ready if each.rollout_id not in held_back]
+        kept = await self._plain.put_selection(self.run_id, [_selected(each) for each in trained], made)
         self._say(f"cycle {cycle.number}: {len(ready)} rated attempts ({kept.selection}); {len(fresh) - len(ready)} wait for a reward")
         return {
             "selection": kept.selection,
             "digest": kept.digest,
             "rollout_ids": [each.rollout_id for each in ready],
+            "held_back": held_back,
             "version": self.production.version,
             "unrated": len(fresh) - len(ready),
             "too_old": old,
@@ -257,49 +228,52 @@ class Improvement(JobRun):
 
     async def _update(self, cycle: Cycle) -> dict[str, Any]:
         """Train on the window from the promoted weights, and score both on the held-out tasks."""
-        window = cycle.read("window")
-        assert window is not None, "the stage before"
-        run = cycle.folder / "run"
+        window, run = cycle.of("window"), cycle.folder / "run"
+        if (await self._plain.selection(window["selection"])).digest != window["digest"]:
+            raise DataError(f"the selection {window['selection']} is not the one that cycle {cycle.number} began with")
         algorithm = {name: value for name, value in self.job.algorithm.items() if name != "offline_mode"}
         policy = self.job.policy.model_copy(update={"model": str(self.promoted)})
         job = self.job.model_copy(update={"policy": policy, "algorithm": {**algorithm, "selection": window["selection"]}})
+        try:
+            facts = await self._trained(job, run)
+        except (AgentError, DataError, ModelServerError) as error:  # users are answered on, and the next window may be better
+            self._say(f"cycle {cycle.number}: nothing was trained: {error}")
+            return {"run": run_id_of(run, self._trains), "weights": "", "error": str(error)}
+        if facts["weights"]:
+            shutil.rmtree(cycle.model, ignore_errors=True)  # of an interrupted stage
+            await asyncio.to_thread(export_model, run, cycle.model, last=True)
+            facts["weights"] = await asyncio.to_thread(model_fingerprint, cycle.model)
+        return facts
+
+    async def _trained(self, job: Job, run: Path) -> dict[str, Any]:
+        """Run a training and score its weights before and after; `weights` is empty where none were made."""
         async with RUNS[self._trains](job, self._plain, run, settings=self.settings, stack_failed=None) as training:
             await training.publish_policy()
             async with training.runners(mode="val"):
                 before = await training.validate_before()
-                try:
-                    report = await training.fit(job.tasks("train"))
-                except DataError as error:
-                    self._say(f"cycle {cycle.number}: nothing was trained: {error}")
-                    return {"run": training.run_id, "trained": False, "error": str(error), "before": before.rewards, "after": None}
-                trained = any(step.next_version != step.weights_version for step in report.steps)
-                after = await training.validate_after(len(report.steps)) if trained else None
-        if trained:
-            shutil.rmtree(cycle.model, ignore_errors=True)  # of an interrupted stage
-            await asyncio.to_thread(export_model, run, cycle.model, last=True)
-        steps = [asdict(step) for step in report.steps]
-        refused = sum((Counter(step["refused"]) for step in steps), Counter[str]())
+                report = await training.fit(job.tasks("train"))
+                made = any(step.next_version != step.weights_version for step in report.steps)
+                after = await training.validate_after(len(report.steps)) if made else None
         return {
             "run": training.run_id,
-            "trained": trained,
-            "weights": await asyncio.to_thread(model_fingerprint, cycle.model) if trained else "",
-            "steps": len(steps),
-            "trajectories": sum(step["trajectories"] for step in steps),
-            "refused": dict(refused),
+            "weights": "made" if made else "",
+            "steps": len(report.steps),
+            "trajectories": sum(step.trajectories for step in report.steps),
+            "refused": dict(sum((Counter(step.refused) for step in report.steps), Counter[str]())),
             "before": before.rewards,
             "after": None if after is None else after.rewards,
         }
 
     async def _gate(self, cycle: Cycle) -> dict[str, Any]:
         """Ask what speaks against the new weights."""
-        update, window = cycle.read("update"), cycle.read("window")
-        assert update is not None and window is not None, "the stages before"
-        if not update["trained"]:
-            return {"why": ["no_new_weights"]}
+        update, window = cycle.of("update"), cycle.of("window")
+        if not update["weights"]:
+            return {"why": ["update_failed" if update.get("error") else "no_new_weights"]}
         found = await evidence(
             self._plain,
             window["rollout_ids"],
             cycle.model,
+            unseen=window["held_back"],
             sources=self._sources,
             trusted_sources=self.spec.trusted_sources,
             agent_match=self.job.options.get("agent_match"),
@@ -320,7 +294,7 @@ class Improvement(JobRun):
     def _first_rated(self) -> Rated | None:
         """Return the attempts of the first cycle that had enough with both rewards."""
         for number in range(1, len(self.ended) + 1):
-            gate = Cycle(self.folder, number).read("gate") or {}
+            gate = Cycle(self.folder, number).of("gate")
             if len((rated := gate.get("rated") or [[]])[0]) > 1:
                 return Rated(*(np.array(values, np.float64) for values in rated))
         return None
@@ -329,10 +303,10 @@ class Improvement(JobRun):
         """Let a share of the conversations be answered by the new weights until their users have judged them, then the next share."""
         found = cycle.read("canary_begun")
         steps = CanarySteps(self.spec.shares) if found is None else CanarySteps.of(found)
-        await asyncio.to_thread(_hold_weights, cycle)
+        await asyncio.to_thread(cycle.check_weights)
         await self.production.start_canary(cycle.model)
         while not steps.over:
-            await self.production.publish(cycle.canary, steps.share)
+            await self.production.publish(self.canary_of(cycle), steps.share)
             steps = steps.published(self.production.version, time.time())
             cycle.write("canary_begun", steps.as_json())
             step = await self._canary_step(cycle, steps)
@@ -349,9 +323,11 @@ class Improvement(JobRun):
     async def _canary_step(self, cycle: Cycle, steps: CanarySteps) -> dict[str, Any]:
         """Wait until the users of the share that is published have judged."""
         assert steps.began is not None, "it was published"
+        canary, bounds = self.canary_of(cycle), tuple(cycle.of("gate")["bounds"])
         while True:
-            arms = await arms_since(self._plain, cycle.canary, steps.since, self._sources, step=steps.began)
-            if (step := judged(self.spec, steps, arms, runs=self.production.canary_runs)) is not None:
+            arms = await arms_since(self._plain, canary, steps.since, self._sources, step=steps.began)
+            await self.production.check_owner()
+            if (step := judged(self.spec, steps, arms, bounds=bounds, runs=await self.production.canary_answers())) is not None:
                 return {**step, "ended": time.time()}
             await asyncio.sleep(POLL_SECONDS)
 
@@ -370,8 +346,8 @@ class Improvement(JobRun):
 
     async def _record(self, cycle: Cycle) -> None:
         """Record the cycle as a step of the run, linked to its attempts, and each stage as a span of its own."""
-        stages = {stage: cycle.read(stage) for stage in STAGES[:-1]}
-        verdict, window, update = cycle.read("verdict") or {}, stages["window"] or {}, stages["update"] or {}
+        stages = {stage: cycle.read(stage) for stage in FOUND}
+        verdict, window, update = (cycle.of(stage) for stage in ("verdict", "window", "update"))
         step = TrainingStep(
             run_id=self.run_id,
             algorithm="improve",
@@ -383,7 +359,7 @@ class Improvement(JobRun):
             refused=sum(update.get("refused", {}).values()),
             start_time=window["began"],
             end_time=verdict["ended"],
-            metrics=_metrics(verdict, stages),
+            metrics=cycle.metrics(),
             attempts=[(rollout_id, "") for rollout_id in window["rollout_ids"]],
         )
         await self._plain.record_step(step)
@@ -391,47 +367,21 @@ class Improvement(JobRun):
         await self._plain.record_stages(self.run_id, cycle.number, {name: (facts["began"], facts["ended"]) for name, facts in held.items()})
 
 
-def _hold_evidence(cycle: Cycle) -> None:
-    """Raise DataError where the evidence of a promotion is not what the verdict was given on."""
-    held: dict[str, str] = (cycle.read("verdict") or {})["evidence"]
-    now = cycle.digests()
-    if changed := [f"{stage}.json" for stage in STAGES[:-1] if stage not in held or held[stage] != now.get(stage)]:
-        raise DataError(f"{', '.join(changed)} in {cycle.folder} is not what the weights were promoted on: restore it")
-
-
-def _hold_weights(cycle: Cycle) -> None:
-    """Raise DataError where the weights are not those that the update made."""
-    made = (cycle.read("update") or {})["weights"]
-    if made != model_fingerprint(cycle.model):
-        raise DataError(f"the weights in {cycle.model} are not those that the cycle made: restore them, or remove the cycle's folder")
-
-
 def _selected(rollout: Rollout | AttemptedRollout) -> Selected:
     attempt = rollout.attempt.attempt_id if isinstance(rollout, AttemptedRollout) else ""
     return Selected(rollout_id=rollout.rollout_id, attempt_id=attempt)
 
 
-def _metrics(verdict: dict[str, Any], stages: dict[str, dict[str, Any] | None]) -> dict[str, Any]:
-    """Return the figures of a cycle, flat; of its canary the last step's."""
-    gate, window, update = (stages[name] or {} for name in ("gate", "window", "update"))
-    found: dict[str, Any] = {"verdict": verdict["verdict"], "why": ", ".join(verdict["why"]), "selection": window["selection"]}
-    found |= {"training_run": update["run"], "attempts": len(window["rollout_ids"])}
-    if "held_out" in gate:
-        found |= dict(zip(("held_out_before", "held_out_after", "held_out_gain_low", "held_out_gain_high"), gate["held_out"], strict=True))
-        found["drift"] = gate["drift"]
-        for name in ("backtest", "trusted"):
-            if (estimate := gate[name]) is not None:
-                found |= {f"{name}_gain": estimate["gain"]["value"], f"{name}_verdict": estimate["verdict"]}
-    shown = ("share", "begun", "rated", "mean", "promoted_mean")
-    steps = (stages["canary"] or {"steps": []})["steps"]
-    found |= {"canary_steps": len(steps)} if steps else {}
-    return found | {f"canary_{name}": steps[-1][name] for name in shown if steps and steps[-1][name] is not None}
+def _is_held_back(rollout_id: str) -> bool:
+    """Return whether an attempt is not trained on, but for the back-test: every fourth one, by a hash."""
+    return hashlib.sha256(rollout_id.encode()).digest()[0] % HELD_BACK == 0
 
 
 def _told(found: Estimate | None) -> str:
     if found is None:
         return "no attempt counts"
-    return f"{found.gain.value:+.3f} [{found.gain.low:+.3f}, {found.gain.high:+.3f}] ({found.verdict})"
+    said = ", ".join(found.doubts) if found.verdict == "cannot_tell" else found.verdict
+    return f"{found.gain.value:+.3f} [{found.gain.low:+.3f}, {found.gain.high:+.3f}] ({said.replace('_', ' ')})"
 
 
 def _mean(value: float | None) -> str:

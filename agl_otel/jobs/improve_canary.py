@@ -65,23 +65,24 @@ class CanarySteps:
         return replace(self, passed=[*self.passed, step], began=None, version="")
 
 
-def judged(spec: ImproveSpec, steps: CanarySteps, arms: Arms, *, runs: bool) -> dict[str, Any] | None:
+def judged(spec: ImproveSpec, steps: CanarySteps, arms: Arms, *, bounds: tuple[float, float], runs: bool) -> dict[str, Any] | None:
     """Return the evidence of the step under way, with `why` (a key of gates.REFUSALS, or empty: it has passed); None: wait.
 
     Args:
         spec: what is asked for.
         steps: says which step it is.
         arms: the conversations of this step.
+        bounds: between which rewards usually lie; others count as the nearer one.
         runs: whether the canary's model server does.
     """
-    values = np.concatenate([arms.canary, arms.promoted])
+    canary, promoted = (np.clip(rewards, *bounds) for rewards in (arms.canary, arms.promoted))
     verdict, why = canary_verdict(
-        arms.canary,
-        arms.promoted,
+        canary,
+        promoted,
         begun=arms.begun,
         planned=spec.canary_rated,
         most=spec.canary_most,
-        spread=float(np.ptp(values)) if len(values) else 0.0,
+        spread=bounds[1] - bounds[0],
         max_drop=spec.max_drop,
         steps=len(steps.shares),
     )
@@ -89,7 +90,7 @@ def judged(spec: ImproveSpec, steps: CanarySteps, arms: Arms, *, runs: bool) -> 
         verdict, why = "roll_back", "canary_down"
     if verdict == "wait":
         return None
-    mean, promoted_mean = (float(rewards.mean()) if len(rewards) else None for rewards in (arms.canary, arms.promoted))
+    mean, promoted_mean = (float(rewards.mean()) if len(rewards) else None for rewards in (canary, promoted))
     counts = {"begun": arms.begun, "rated": len(arms.canary), "promoted_rated": len(arms.promoted), "mixed": arms.mixed}
     about = {"share": steps.share, "began": steps.began, "version": steps.version}
     return {"why": why, **about, "mean": mean, "promoted_mean": promoted_mean, **counts}

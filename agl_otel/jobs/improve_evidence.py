@@ -12,6 +12,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from agl_otel.adapters.gates import LEAST_RATED, Rated, drift
+from agl_otel.adapters.lengths import pick
 from agl_otel.adapters.logged import logged_of, weighable
 from agl_otel.adapters.offpolicy import Estimate, Logged, estimate, joined
 from agl_otel.adapters.sampling import token_temperatures
@@ -29,13 +30,15 @@ class Evidence:
     """What the attempts of a cycle say of new weights."""
 
     backtest: Estimate | None
-    """By the rewards that are trained on; None where fewer than two attempts count."""
+    """By the rewards that are trained on, of attempts that were not; None where fewer than two count."""
     trusted: Estimate | None
-    """By the trusted ones."""
+    """By the trusted ones, of all attempts; None where fewer than gates.LEAST_RATED count."""
     drift: float
     """gates.drift."""
     rated: Rated
     """The attempts with both rewards."""
+    bounds: tuple[float, float]
+    """Between which the rewards that are trained on lie, but for one in fifty."""
     left_out: dict[str, int]
     """{why it does not count for the back-test: attempts}."""
 
@@ -46,6 +49,7 @@ class Evidence:
             **{name: None if found is None else {**asdict(found), "verdict": found.verdict} for name, found in estimates.items()},
             "drift": self.drift,
             "rated": [values.tolist() for values in self.rated],
+            "bounds": list(self.bounds),
             "left_out": self.left_out,
         }
 
@@ -55,6 +59,7 @@ async def evidence(
     rollout_ids: Sequence[str],
     model: Path,
     *,
+    unseen: Collection[str],
     sources: Collection[str] | None,
     trusted_sources: Collection[str],
     agent_match: str | None,
@@ -66,6 +71,7 @@ async def evidence(
         store: a connected store.
         rollout_ids: the cycle's attempts.
         model: the new weights.
+        unseen: those of them that the weights were not trained on.
         sources: of the rewards that are trained on; None: all.
         trusted_sources: of those that are not.
         agent_match: the agents that are trained.
@@ -78,6 +84,7 @@ async def evidence(
     changes: list[NDArray[Any]] = []
     pairs: list[tuple[float, float]] = []
     left_out: dict[str, int] = {}
+    rewards: list[float] = []
 
     def weigh(traces: Traces, kind: int) -> None:
         from agl_otel.algorithms.backtest import logprobs_under
@@ -88,9 +95,14 @@ async def evidence(
         if not len(found.batch):
             return
         new = logprobs_under(policy, found.batch, token_temperatures(traces.calls, found.batch.rows, default=1.0))
-        pages[kind].append(logged_of(traces, found.batch, new, by_step=False, reward_name=None))
-        if not kind:
-            changes.append(np.stack([new, found.batch.logprobs.values[found.batch.response_mask.values == 1]]))
+        if kind:
+            pages[1].append(logged_of(traces, found.batch, new, by_step=False, reward_name=None))
+            return
+        rewards.extend(found.batch.reward.tolist())
+        changes.append(np.stack([new, found.batch.logprobs.values[found.batch.response_mask.values == 1]]))
+        if len(rows := np.flatnonzero([rollout_id in unseen for rollout_id in found.batch.rollout_id])):
+            of_rows = np.isin(np.repeat(np.arange(len(found.batch)), [int((row == 1).sum()) for row in found.batch.response_mask]), rows)
+            pages[0].append(logged_of(traces, pick(found.batch, rows), new[of_rows], by_step=False, reward_name=None))
 
     for start in range(0, len(rollout_ids), PAGE):
         traces = await store.traces(rollout_ids[start : start + PAGE], deadline_seconds=0)
@@ -107,8 +119,17 @@ async def evidence(
         trusted=_estimated(pages[1], LEAST_RATED, ALARM_LEVEL),
         drift=drift(new, old),
         rated=Rated(*np.array(pairs, np.float64).reshape(-1, 2).T),
+        bounds=_bounds(rewards),
         left_out=left_out,
     )
+
+
+def _bounds(rewards: Sequence[float]) -> tuple[float, float]:
+    """Return the first and the last but one percent of rewards; the least and the greatest where these are equal."""
+    if not rewards:
+        return 0.0, 1.0
+    low, high = (float(bound) for bound in np.quantile(rewards, [0.01, 0.99]))
+    return (low, high) if low < high else (min(rewards), max(rewards))
 
 
 def _estimated(pages: Sequence[Logged], least: int, level: float) -> Estimate | None:

@@ -7,18 +7,24 @@ serves calls of no rollout: publishing it again with the same content changes no
 from __future__ import annotations
 
 import asyncio
+import time
 from pathlib import Path
 from typing import Any, Final
 
 from agl_otel.algorithms.grpo.serving import MODEL_NAME
-from agl_otel.errors import ModelServerError
+from agl_otel.errors import ConflictError, ModelServerError, UsageError
 from agl_otel.jobs.job import Job
 from agl_otel.jobs.policy_server import PolicyServer
+from agl_otel.net.http_server import is_healthy
 from agl_otel.store import Store
-from agl_otel.types import LLM, NamedResources
+from agl_otel.types import LLM, NamedResources, PromptTemplate, ResourcesUpdate
 
 PROMOTED: Final = "promoted"
 """The resource name of the promoted weights."""
+OWNER: Final = "improved_by"
+"""The resource name of a text with the id of the run whose set it is."""
+HUNG_SECONDS: Final = 30.0
+"""A canary whose server does not answer for so long is taken for dead."""
 SLOTS: Final = ("a", "b")
 
 
@@ -31,19 +37,40 @@ class Production:
         folder: of the slots: their ports, logs, and what they sampled.
         resources_id: of the set of resources.
         sampling: sampling parameters, and options of the resource (LLM) by name.
+        owner: the run's id.
     """
 
     def __init__(
-        self, job: Job, store: Store, folder: Path, *, resources_id: str, sampling: dict[str, Any], options: dict[str, Any]
+        self, job: Job, store: Store, folder: Path, *, resources_id: str, sampling: dict[str, Any], options: dict[str, Any], owner: str
     ) -> None:
         self._job, self._store, self._folder = job, store, folder
         self._resources_id, self._sampling, self._options = resources_id, sampling, options
+        self._owner = owner
+        self._answered = 0.0
         self._slot = 0
         self._servers: dict[int, PolicyServer] = {}
         self._watchers: dict[int, asyncio.Task[None]] = {}
         self.failed: asyncio.Future[None] = asyncio.get_running_loop().create_future()
+        self._published = False
         self.version = ""
         """Of the published set."""
+
+    async def own(self, *, force: bool) -> None:
+        """Raise UsageError if the set is another's; with `force` it is taken over."""
+        now = await self._store.resources(self._resources_id)
+        if now is None or force or _owner_of(now) == self._owner:
+            return
+        whose = f"of the run {owner}" if (owner := _owner_of(now)) else "published by hand"
+        raise UsageError(
+            f"the set {self._resources_id}, by which users are answered, is {whose}: go on with that (--run-dir), or take it over with "
+            "--force; two loops need two stacks"
+        )
+
+    async def check_owner(self) -> None:
+        """Raise ConflictError if another run has taken the set over."""
+        now = await self._store.resources(self._resources_id)
+        if now is not None and _owner_of(now) != self._owner and self._published:
+            raise ConflictError(f"the set {self._resources_id}, by which users are answered, was taken over by {_owner_of(now) or 'hand'}")
 
     async def begin(self, model: Path, promotions: int) -> None:
         """Serve the promoted weights, after so many promotions."""
@@ -54,17 +81,28 @@ class Production:
 
     async def publish(self, canary: str = "", share: float = 0.0) -> None:
         """Say who answers whom: the canary under this name its share of the conversations, the promoted weights all others."""
-        llms: NamedResources = {PROMOTED: self._llm(self._slot)}
+        await self.check_owner()
+        llms: NamedResources = {PROMOTED: self._llm(self._slot), OWNER: PromptTemplate(template=self._owner, engine="jinja")}
         if canary:
             llms[canary] = self._llm(1 - self._slot, share=share)
         now = await self._store.resources(self._resources_id)
         if now is None or now.resources != llms:
             now = await self._store.publish(llms, resources_id=self._resources_id, aside=True)
         self.version = str(now.version)
+        self._published = True
 
     async def start_canary(self, model: Path) -> None:
         """Start a server of these weights in the free slot."""
         await self._start(1 - self._slot, model)
+        self._answered = time.monotonic()
+
+    async def canary_answers(self) -> bool:
+        """Whether the canary's server runs, and has answered within HUNG_SECONDS."""
+        if not self.canary_runs:
+            return False
+        if await is_healthy(f"{self._servers[1 - self._slot].url}/health"):
+            self._answered = time.monotonic()
+        return time.monotonic() - self._answered < HUNG_SECONDS
 
     @property
     def canary_runs(self) -> bool:
@@ -126,3 +164,8 @@ class Production:
     def _llm(self, slot: int, share: float | None = None) -> LLM:
         endpoint = f"{self._servers[slot].url}/v1"
         return LLM(endpoint=endpoint, model=MODEL_NAME, sampling_parameters=self._sampling, share=share, **self._options)
+
+
+def _owner_of(update: ResourcesUpdate) -> str:
+    owner = update.resources.get(OWNER)
+    return owner.template if isinstance(owner, PromptTemplate) else ""

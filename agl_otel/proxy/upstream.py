@@ -394,7 +394,7 @@ class QueueUpstreams:
         if not known.llms:
             own = self._own_pool(asked) or listed(self._models, asked)
             return [replace(each, version=known.version) for each in own]
-        chosen = choose(known.llms, asked)
+        chosen = choose(known.llms, asked, canaries=known.of_rollout)
         pool = self._servers(known, chosen, asked)
         if canary is None or chosen in known.shares:
             return pool
@@ -452,11 +452,14 @@ def _known(
     return _Known(llms, str(update.version) if update is not None else None, budget, seed, policy, of_rollout, shares)
 
 
-def choose(llms: Mapping[str, LLM | ProxyLLM], asked: str | None) -> str:
-    """Choose an LLM by the requested model name, else by resource name, else the first; a canary by resource name only. Return its name."""
+def choose(llms: Mapping[str, LLM | ProxyLLM], asked: str | None, *, canaries: bool) -> str:
+    """Choose an LLM by the requested model name, else by resource name, else the first, and return its name.
+
+    `canaries`: whether a canary is reached by its resource name. Not by calls of no rollout: users would choose who answers them.
+    """
     usual = {name: llm for name, llm in llms.items() if not is_canary(llm)}
     by_model = next((name for name, llm in usual.items() if asked and llm.model == asked), None)
-    return by_model or (asked if asked and asked in llms else next(iter(usual)))
+    return by_model or (asked if asked and asked in (llms if canaries else usual) else next(iter(usual)))
 
 
 def listed(models: Lists | None, asked: str | None) -> Sequence[Upstream]:

@@ -65,7 +65,7 @@ class Feedbacks(Connected):
         return {row["RolloutId"] for row in rows}
 
     async def arms(self, since: float) -> list[Answered]:
-        """Return the conversations with calls that began since a time (Unix seconds), and who answered their calls of then and the day before.
+        """Return the conversations with calls since a time (Unix seconds), and who answered their calls of then and the day before.
 
         Only calls by a set of resources with a canary, and by AGL_UPSTREAM_RESOURCES, say which LLM answered.
         """

@@ -547,8 +547,9 @@ async def test_the_arms_of_a_conversation_are_those_of_its_rollout_once_it_has_o
         engine,
         by("canary", 1, "adopted", ""), by("canary", 1, "adopted", "ro-a"),  # two rows of one span
         by("canary", 2, "again", "ro-a"), by("canary", 3, "waits", ""),
+        by("promoted", 8, "on", "ro-o", second=9), by("canary", 9, "on", "ro-o"),
         by("promoted", 4, "mixed", "ro-m"), by("canary", 5, "mixed", "ro-m"),
-        by("promoted", 6, "earlier", "ro-e", second=9), by("promoted", 8, "on", "ro-o", second=9), by("canary", 9, "on", "ro-o"), row(7, TraceId="elsewhere"),
+        by("promoted", 6, "earlier", "ro-e", second=9), row(7, TraceId="elsewhere"),
     )  # fmt: skip
     params = {"since": 1_750_000_010 * 10**9, "arm": conventions.LLM_ARM}
     found = [(each["Conversation"], each["RolloutId"], each["Arms"]) for each in await reader.query(named_query("arms"), params=params)]

@@ -1,0 +1,89 @@
+"""The files of one cycle of `agl-otel improve`, what a promotion asks of them, and the figures that are recorded of them.
+
+cycles/0001/window.json, update.json, gate.json, canary.json, verdict.json    what each stage has found
+cycles/0001/canary_begun.json    how far a canary is (improve_canary.py)
+cycles/0001/recorded.json        the store knows the cycle
+cycles/0001/run                  the training run
+cycles/0001/model                the weights that it made
+"""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Any, Final
+
+from agl_otel.algorithms.run_folder import digest_of, model_fingerprint, read_checked, with_checksum, write_json
+from agl_otel.errors import DataError
+
+STAGES: Final = ("window", "update", "gate", "canary", "verdict")
+FOUND: Final = STAGES[:-1]
+"""Those on which a verdict rests."""
+_HELD_OUT: Final = ("before", "after", "gain_low", "gain_high")
+_OF_CANARY: Final = ("share", "begun", "rated", "mean", "promoted_mean", "promoted_rated", "mixed", "version")
+
+
+class Cycle:
+    """One cycle."""
+
+    def __init__(self, folder: Path, number: int) -> None:
+        self.number = number
+        self.folder = folder / "cycles" / f"{number:04d}"
+
+    @property
+    def model(self) -> Path:
+        """The weights that it made."""
+        return self.folder / "model"
+
+    def read(self, stage: str) -> dict[str, Any] | None:
+        """Return what a stage has found; None if it has not ended. Raises DataError for a damaged file."""
+        path = self.folder / f"{stage}.json"
+        return read_checked(path) if path.exists() else None
+
+    def of(self, stage: str) -> dict[str, Any]:
+        """Return what a stage that has ended has found. Raises DataError if its file is gone, or damaged."""
+        if (found := self.read(stage)) is None:
+            raise DataError(f"{self.folder / stage}.json is missing: restore it, or remove the folder, and the cycle begins again")
+        return found
+
+    def write(self, stage: str, facts: dict[str, Any]) -> None:
+        """End a stage."""
+        self.folder.mkdir(parents=True, exist_ok=True)
+        write_json(self.folder / f"{stage}.json", with_checksum(facts))
+
+    def digests(self) -> dict[str, str]:
+        """Return {stage: digest of its file} of the stages of FOUND that have ended."""
+        found = {stage: self.read(stage) for stage in FOUND}
+        return {stage: digest_of(facts) for stage, facts in found.items() if facts is not None}
+
+    def check_weights(self) -> None:
+        """Raise DataError where the weights are not those that the update made."""
+        if self.of("update")["weights"] != model_fingerprint(self.model):
+            raise DataError(f"the weights in {self.model} are not those that the cycle made: restore them")
+
+    def check_promotion(self) -> None:
+        """Raise DataError where its weights may not be served: evidence that is not what the verdict was given on, or other weights."""
+        held, now = self.of("verdict")["evidence"], self.digests()
+        if changed := [f"{stage}.json" for stage in FOUND if stage not in held or held[stage] != now.get(stage)]:
+            raise DataError(f"{', '.join(changed)} in {self.folder} is not what the weights were promoted on: restore it")
+        if against := [*self.of("gate")["why"], *filter(None, [self.of("canary")["why"]])]:
+            raise DataError(f"verdict.json in {self.folder} says promoted, and {', '.join(against)} speaks against it: restore it")
+        self.check_weights()
+
+    def metrics(self) -> dict[str, Any]:
+        """Return the figures of a cycle with a verdict, flat; of its canary the last step's."""
+        verdict, window, update, gate = (self.of(stage) for stage in ("verdict", "window", "update", "gate"))
+        found: dict[str, Any] = {"verdict": verdict["verdict"], "why": ", ".join(verdict["why"]), "selection": window["selection"]}
+        found |= {"training_run": update["run"], "attempts": len(window["rollout_ids"]), "unrated": window["unrated"]}
+        found |= {name: count for name, count in window["too_old"].items() if count}
+        found |= {"error": update["error"]} if update.get("error") else {}
+        if "held_out" in gate:
+            found |= {f"held_out_{name}": value for name, value in zip(_HELD_OUT, gate["held_out"], strict=True)}
+            found["drift"] = gate["drift"]
+            for name in ("backtest", "trusted"):
+                if (estimate := gate[name]) is not None:
+                    gain = estimate["gain"]
+                    found |= {f"{name}_gain": gain["value"], f"{name}_low": gain["low"], f"{name}_high": gain["high"]}
+                    found |= {f"{name}_verdict": estimate["verdict"], f"{name}_attempts": estimate["attempts"]}
+        steps = (self.read("canary") or {"steps": []})["steps"]
+        found |= {"canary_steps": len(steps)} if steps else {}
+        return found | {f"canary_{name}": steps[-1][name] for name in _OF_CANARY if steps and steps[-1][name] is not None}
