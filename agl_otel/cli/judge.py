@@ -20,7 +20,7 @@ from agl_otel.cli.output import counted, open_console, table_of
 from agl_otel.cli.queue import must_exist, span_of_time
 from agl_otel.cli.selections import check_one_of, gone_lines, selection_option, taken_selection
 from agl_otel.errors import UsageError
-from agl_otel.jobs.judge import REFUSALS, Chosen, Judge, Outcome, Pending
+from agl_otel.jobs.judge import REFUSALS, UNCHANGED, Chosen, Judge, Outcome, Pending
 from agl_otel.jobs.model_client import Access, Bounds, ModelClient, Price, Spend
 from agl_otel.stack.sharing import open_store
 from agl_otel.store import Store
@@ -95,9 +95,10 @@ def judge(
 ) -> None:
     """Have a model score attempts by a rubric. Its verdicts are feedback of the source judge:MODEL.
 
-    Of each rollout that has ended the latest attempt is judged, once for each version of the rubric and model: the same command goes on
-    where it was stopped or killed. It needs a bound: --limit, --max-calls, --max-tokens or --max-cost. What this run has spent counts,
-    not what earlier ones have; it stops before a call that might exceed the bound.
+    Of each rollout that has ended the latest attempt is judged, once for each version of the rubric and model, and again if its
+    conversation has gone on since: the same command goes on where it was stopped or killed. It needs a bound: --limit, --max-calls,
+    --max-tokens or --max-cost. What this run has spent counts, not what earlier ones have; it stops before a call that might exceed the
+    bound.
     """
     setup_logging()
     bounds = Bounds(given["max_calls"], given["max_tokens"], given["max_cost"])
@@ -151,8 +152,8 @@ def _report(judging: Judge, pending: Pending, outcome: Outcome, spend: Spend) ->
         "rubric": judging.rubric.rubric,
         "prompt": PROMPT,
         "judged": outcome.judged,
-        "judged_before": pending.known,
-        "left": len(pending.attempts) - outcome.judged - outcome.refused.total(),
+        "judged_before": pending.known + outcome.unchanged,
+        "left": len(pending.attempts) - outcome.judged - outcome.refused.total() - outcome.unchanged,
         "labels": {each.label: outcome.labels[each.label] for each in judging.rubric.labels},
         "refused": dict(outcome.refused),
         "calls": spend.calls,
@@ -184,8 +185,11 @@ def _lines(report: dict[str, Any], outcome: Outcome) -> list[str]:
 async def _show_estimate(
     judging: Judge, pending: Pending, access: Access, price: Price | None, *, limit: int | None, as_json: bool
 ) -> None:
-    sizes, without, first = list[int](), 0, ""
+    sizes, without, known, first = list[int](), 0, pending.known, ""
     async for _, prompt in judging.prompts(pending.attempts):
+        if prompt == UNCHANGED:
+            known += 1
+            continue
         if isinstance(prompt, str):
             without += 1
             continue
@@ -197,10 +201,10 @@ async def _show_estimate(
     most = len(sizes) * access.max_answer_tokens
     cost = None if price is None else price.of(tokens, most)
     if as_json:
-        counts = {"attempts": len(sizes), "without_prompt": without, "judged_before": pending.known}
+        counts = {"attempts": len(sizes), "without_prompt": without, "judged_before": known}
         print_json({**counts, "prompt_tokens": tokens, "answer_tokens_at_most": most, "cost_at_most": cost, "first": first})
         return
-    click.echo(f"{counted(len(sizes), 'attempt')} to judge, {without} without a prompt, {pending.known} judged before")
+    click.echo(f"{counted(len(sizes), 'attempt')} to judge, {without} without a prompt, {known} judged before")
     click.echo(f"about {tokens:,} tokens of prompts, and at most {most:,} of answers" + ("" if cost is None else f": at most ${cost:.4f}"))
     if first:
         click.echo(f"the first prompt:\n    {printable_lines(first)}")

@@ -7,8 +7,10 @@ import json
 import re
 import shlex
 import signal
+import time
 from collections import Counter
 from collections.abc import Callable, Iterator
+from datetime import datetime
 from pathlib import Path
 from typing import Any
 
@@ -90,12 +92,31 @@ class Judged:
         who = ["--rubric", self.name, "--model", "m", "--endpoint", self.model.url]
         return ["judge", *who, "--store", address]
 
+    def go_on(self, number: int, question: str | None) -> None:
+        """Add a turn to an attempt that has ended; without a question a span that says nothing."""
+
+        async def add() -> None:
+            (attempt,) = await self.store.attempts(self.rollouts[number])
+            call = call_of(self.rollouts[number], attempt.attempt_id, 7, None)
+            said = [message("user", f"task no. {number}"), message("assistant", "42"), message("user", question or "")]
+            texts = {"input": said, "output": [message("assistant", "43")]}
+            call.attributes.update({f"gen_ai.{name}.messages": json.dumps(text) for name, text in texts.items()} if question else {})
+            await self.store.add_span(call)
+
+        asyncio.run(add())
+
     def run(self, *options: str, code: int = 0, of_run: bool = True) -> str:
         with pytest.raises(SystemExit) as ended:
             main([*self.arguments, *(["--run", self.name] if of_run else []), *options])
         captured = self._capsys.readouterr()
         assert ended.value.code == code, captured
         return captured.out if code == 0 else captured.out + captured.err
+
+    def shown(self, *arguments: str) -> str:
+        with pytest.raises(SystemExit) as ended:
+            main([*arguments])
+        assert ended.value.code == 0
+        return self._capsys.readouterr().out
 
     def report(self, *options: str) -> dict[str, Any]:
         return json.loads(self.run(*options, "--json"))
@@ -321,6 +342,44 @@ def test_what_a_person_says_counts_more_than_a_judge_who_came_later(judged: Judg
     judged.run("--limit", "1", "--model", "other")
     assert {each.source for each in judged.stored(0)} == {"ann", "judge:m", "judge:other"}
     assert find_final_reward(asyncio.run(judged.store.spans(judged.rollouts[0]))) == 0.0
+
+
+def test_a_conversation_that_went_on_is_judged_again_and_the_new_verdict_counts(judged: Judged, model: JudgeServer) -> None:
+    judged.add(2)
+    model.say = lambda _: verdict("wrong")
+    judged.run("--limit", "9")
+    judged.go_on(0, "and now?")
+    estimate = judged.report("--dry-run")
+    assert (estimate["attempts"], estimate["judged_before"]) == (1, 1)
+    model.say = lambda _: verdict("right")
+    report = judged.report("--limit", "9")
+    assert (report["judged"], report["judged_before"], report["left"]) == (1, 1, 0)
+    assert "and now?" in model.requests[-1]["messages"][1]["content"] and model.asked_of[2:] == [0]
+    assert [each.label for each in judged.stored(0)] == ["wrong", "right"], "the earlier verdict is history"
+    assert find_final_reward(asyncio.run(judged.store.spans(judged.rollouts[0]))) == 1.0
+    assert judged.report("--limit", "9")["calls"] == 0
+
+
+def test_spans_without_messages_make_no_new_verdict(judged: Judged, model: JudgeServer) -> None:
+    judged.add(1)
+    judged.run("--limit", "9")
+    judged.go_on(0, None)
+    report = judged.report("--limit", "9")
+    assert (report["calls"], report["judged_before"], report["left"]) == (0, 1, 0)
+    assert judged.report("--dry-run")["judged_before"] == 1 and len(model.requests) == 1
+
+
+def test_when_a_verdict_was_really_given_is_shown_beside_when_it_counts(judged: Judged) -> None:
+    judged.add(1)
+    begun = time.time()
+    judged.run("--limit", "1")
+    (found,) = judged.stored(0)
+    given = datetime.fromisoformat(found.stored).timestamp()
+    assert int(begun) <= given <= time.time() and found.time < begun
+    assert f"by judge:m ({judged.name}@1, stored {found.stored})" in found.words
+    address = judged.store._source.address()  # pyright: ignore[reportPrivateUsage]
+    shown = judged.shown("rollouts", "show", judged.rollouts[0], "--store", address)
+    assert f"stored {found.stored}" in " ".join(shown.split())
 
 
 def test_calibration_has_the_kappa_computed_by_hand(judged: Judged, model: JudgeServer) -> None:

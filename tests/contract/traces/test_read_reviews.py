@@ -9,7 +9,7 @@ import pytest
 
 from agl_otel.traces.opened import TraceStore
 from agl_otel.traces.reader import TraceReader
-from agl_otel.traces.reviews import read_known_feedback, read_mean_logprobs, read_reviews
+from agl_otel.traces.reviews import read_known_feedback, read_mean_logprobs, read_reviews, read_span_counts
 from agl_otel.types.reviews import Review
 from agl_otel_hook import conventions
 from tests.contract.traces.test_evaluations import AT, evaluation, log, record
@@ -64,6 +64,15 @@ async def test_feedback_is_known_by_its_id_and_rollout_also_without_a_reward(eng
     assert await read_known_feedback(reader, ["ro-1", "ro-9"], ["a", "b", "c", "d"]) == {"a", "b"}
     assert await read_known_feedback(reader, ["ro-2"], ["a", "c"]) == {"c"}
     assert await read_known_feedback(reader, ["ro-1"], []) == set()
+    log(engine, *(review("ann", 1.0, at, more={conventions.FEEDBACK_ID: f"d.{at}.x"}) for at in (1, 2)))
+    assert await read_known_feedback(reader, ["ro-1"], ["d", "x"]) == {"d.1.x", "d.2.x"}, "the id up to the first dot"
+
+
+async def test_the_spans_of_an_attempt_are_counted_without_those_of_the_stack(engine: TraceStore, reader: TraceReader) -> None:
+    own = row(1)
+    ours = (conventions.SPAN_SEAL, conventions.SPAN_ATTEMPT, conventions.SPAN_ANNOTATION)
+    insert(engine, own, own, row(2), *(row(3 + place, SpanName=name) for place, name in enumerate(ours)), row(9, RolloutId="ro-2"))
+    assert await read_span_counts(reader, ["ro-1", "ro-2", "ro-3"]) == {("ro-1", "at-1"): 2, ("ro-2", "at-1"): 1}
 
 
 async def test_the_mean_log_prob_is_of_all_tokens_of_an_attempt_each_once(engine: TraceStore, reader: TraceReader) -> None:
