@@ -35,7 +35,7 @@ from agl_otel.traces.reviews import read_known_feedback, read_span_counts
 from agl_otel.types import AttemptedRollout, RolloutMode, Span, is_trial
 from agl_otel.types.columns import AttemptKey
 from agl_otel.types.feedback import EARLIEST_SECONDS, Feedback
-from agl_otel.types.reviews import JUDGE, Rubric
+from agl_otel.types.reviews import JUDGE, Rubric, Took
 
 LISTED: Final = 500  # rollouts in a page of the queue, and in a query for what is judged
 READ: Final = 32  # attempts whose spans are in memory at a time
@@ -132,6 +132,18 @@ class Judge:
     def source(self) -> str:
         """The source of its feedback."""
         return JUDGE + self._model
+
+    async def begin(self, call: str, most: tuple[int, int]) -> None:
+        """Store a call of its model before it is made; see Journal."""
+        await self._store.add_judge_call(self.source, self.rubric.rubric, call, most, ended=False)
+
+    async def end(self, call: str, tokens: tuple[int, int]) -> None:
+        """Store what the call took."""
+        await self._store.add_judge_call(self.source, self.rubric.rubric, call, tokens, ended=True)
+
+    async def spent(self) -> Took:
+        """Return what all of its runs have spent by now, under this version of the rubric."""
+        return await self._store.judge_spend(self.source, self.rubric.rubric)
 
     async def pending(self, chosen: Chosen, *, retry_refused: bool = False) -> Pending:
         """Return the attempts that it has not judged yet, or that have spans since; `retry_refused`: and those without a verdict."""

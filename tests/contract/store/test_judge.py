@@ -300,6 +300,24 @@ def test_a_bound_is_not_exceeded_and_the_rest_is_left(judged: Judged, model: Jud
     assert option in report["stopped"] if report["left"] else not report["stopped"]
 
 
+def test_a_budget_is_that_of_all_runs_of_the_judge(judged: Judged, model: JudgeServer) -> None:
+    judged.add(9)
+    first = judged.report("--limit", "2", "--price", "1/2")
+    assert first["spent_before"] == {"calls": 0, "prompt_tokens": 0, "answer_tokens": 0, "cost": 0.0}
+    bounded = ["--price", "1/2", "--at-once", "1"]
+    (most,) = re.findall(r"up to \$(\S+) might exceed --budget 1e-06", judged.report(*bounded, "--budget", "0.000001")["stopped"])
+    budget = first["cost"] * 2.25 + float(most)  # room for two calls and a half, and the most that one may take
+    asked = [*bounded, "--budget", str(budget)]
+    second = judged.report(*asked)
+    assert second["spent_before"] == {**{name: first[name] for name in ("calls", "prompt_tokens", "answer_tokens")}, "cost": first["cost"]}
+    assert (second["judged"], second["left"]) == (3, 4) and f"earlier runs spent ${first['cost']:.6f}" in second["stopped"]
+    third = judged.run(*asked)
+    assert "spent before, by all earlier runs: 5 calls" in third and "spent: 0 calls" in third
+    assert judged.report(*asked, "--model", "other")["judged"] > 0, "another judge has its own"
+    asyncio.run(judged.store.put_rubric(judged.name, RUBRIC + "\nAgain."))
+    assert judged.report(*asked)["spent_before"]["calls"] == 0, "and so has another version of the rubric"
+
+
 def test_a_bound_too_small_for_one_call_asks_nothing(judged: Judged, model: JudgeServer) -> None:
     judged.add(1)
     report = judged.report("--max-tokens", "1000")
@@ -320,7 +338,8 @@ def test_attempts_are_chosen_by_age_and_a_dry_run_asks_nothing(judged: Judged, m
     ("options", "why"),
     [
         ([], "needs a bound"),
-        (["--max-cost", "1"], "needs --price"),
+        (["--max-cost", "1"], "--max-cost needs --price"),
+        (["--budget", "1"], "--budget needs --price"),
         (["--limit", "1", "--price", "1"], "is not PROMPT/ANSWER"),
         (["--limit", "1", "--endpoint", "localhost"], "is no http:// or https:// address"),
         (["--limit", "1", "--endpoint", "http://a:b@c/v1"], "holds a password"),
@@ -422,6 +441,9 @@ def test_a_run_that_is_killed_goes_on_where_it_was(judged: Judged, model: JudgeS
     model.hold = None
     model.say = lambda number: verdict("right" if number % 2 else "wrong")
     report = judged.report("--limit", "99")
+    spent = report["spent_before"]
+    assert spent["calls"] == len(before) + 3
+    assert spent["answer_tokens"] == 3 * 1024 + sum(len(model.say(judged.rollouts.index(each))) for each in before), "in flight: the most"
     assert (report["judged"], report["judged_before"], report["left"]) == (7, 5, 0)
     assert Counter(model.asked_of) == Counter(range(12)) + in_flight, "only what was in flight is asked again"
     assert judged.rows() == dict.fromkeys(judged.rollouts, 1)
