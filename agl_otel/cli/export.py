@@ -222,7 +222,7 @@ async def _pages(
         known = [rollout.rollout_id for rollout in traces.rollouts]
         if not any(map(needs_spans, readings)):
             known = [each for each in known if each in traces.evaluations] if any(map(needs_rated, readings)) else []
-        return traces, await store.spans(known) if known else []
+        return traces, await store.spans(known, evaluations=rated) if known else []
 
     ahead = asyncio.ensure_future(read(ids[:size]))
     try:

@@ -157,8 +157,9 @@ def test_a_correction_and_the_reply_that_it_corrects_are_a_pair_of_one_attempt(s
     report, rows = exported(cli, made, tmp_path / "tokens.jsonl", "--as", "dpo")
     assert report["refused"]["correction_without_tokens"] == 2
     assert "--as openai_dpo pairs it with the reply as text" in report["remedies"]["correction_without_tokens"]
+    asyncio.run(store.add_reward(rollout_id=made[0].rollout_id, source="ann", correction="on second thoughts"))
     cli.run(str(tmp_path / "again.jsonl"), "--rebuild", str(tmp_path / "pairs.jsonl.pin.json"))
-    assert (tmp_path / "again.jsonl").read_text() == (tmp_path / "pairs.jsonl").read_text()
+    assert (tmp_path / "again.jsonl").read_text() == (tmp_path / "pairs.jsonl").read_text(), "with the corrections that it had"
 
 
 def test_a_correction_of_a_response_is_paired_with_that_reply(store: LightningStore, cli: Cli, tmp_path: Path) -> None:
