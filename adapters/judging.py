@@ -55,9 +55,33 @@ class UnreadableAnswerError(DataError):
     """A judge's answer is not what it was asked for."""
 
 
-def feedback_id(attempt: AttemptKey, rubric: str, model: str, *, kind: str = "judge") -> str:
-    """Return the id of a judge's feedback on an attempt: one for each version of the rubric, model and version of the prompt."""
-    return f"{kind}-{hashlib.sha256(json.dumps([*attempt, rubric, model, PROMPT]).encode()).hexdigest()[:40]}"
+class Judged(NamedTuple):
+    """What a judge was shown of an attempt, by which it is known whether it goes on since."""
+
+    spans: int
+    """How many the attempt had."""
+    digest: str
+    """Of the conversations."""
+
+
+def feedback_id(attempt: AttemptKey, rubric: str, model: str, judged: Judged | None = None, *, kind: str = "judge") -> str:
+    """Return the id of a judge's feedback on an attempt: one for each version of the rubric, model, version of the prompt, and state.
+
+    Without `judged` it is what the ids of all states have before the first dot.
+    """
+    common = f"{kind}-{hashlib.sha256(json.dumps([*attempt, rubric, model, PROMPT]).encode()).hexdigest()[:40]}"
+    return common if judged is None else f"{common}.{judged.spans}.{judged.digest}"
+
+
+def judged_in(given_id: str) -> Judged:
+    """Return what a judge was shown, from the id of its feedback."""
+    _, spans, digest = given_id.split(".")
+    return Judged(int(spans), digest)
+
+
+def digest_of(prompt: Sequence[Message]) -> str:
+    """Return the digest of the conversations in a prompt of `prompt_of`."""
+    return hashlib.sha256(prompt[1]["content"].encode(errors="replace")).hexdigest()[:16]
 
 
 def conversations_of(spans: Sequence[Span]) -> list[list[Message]]:

@@ -61,34 +61,45 @@ def whole_calls(spans: Sequence[Span], refused: Counter[str], *, agent_match: st
     """Return the calls with a complete reply, and their messages, in the order of `spans`; count the others as `whole_messages` does."""
     whole: list[tuple[JoinedCall, Conversation]] = []
     for call in _calls(spans, None, agent_match):
-        found = _read(call)
+        found = whole_call(call)
         if isinstance(found, str):
             refused[found] += 1
-        elif call.is_cut_off:
-            refused["incomplete_reply"] += 1
-        elif not found.reply:
-            refused["no_reply"] += 1
-        elif why := unfit_media(found.prompt):
-            refused[why] += 1
         else:
             whole.append((call, found))
     return whole
 
 
+def whole_call(call: JoinedCall) -> Conversation | str:
+    """Return the messages of a call with a complete reply, else why it is refused, a key of chats.CHAT_REFUSALS."""
+    found = _read(call)
+    if isinstance(found, str):
+        return found
+    if call.is_cut_off:
+        return "incomplete_reply"
+    return unfit_media(found.prompt) or found if found.reply else "no_reply"
+
+
+def corrected_calls(
+    spans: Sequence[Span], corrections: Mapping[str, str], *, agent_match: str | None = None
+) -> list[tuple[JoinedCall, str]]:
+    """Return the calls that have a correction, with it; `corrections` are those of reviews.corrections_in: the first that fits counts."""
+    if not corrections:
+        return []
+    last = _ids(_calls(spans, None, None)[-1:])
+    corrected: list[tuple[JoinedCall, str]] = []
+    for call in _calls(spans, None, agent_match):
+        ids = {str((each.span.attributes or {}).get(conventions.RESPONSE_ID)) for each in call.calls}
+        ids |= {""} if _ids([call]) & last else set[str]()
+        corrected += [(call, text) for response, text in corrections.items() if response in ids][:1]
+    return corrected
+
+
 def corrected_messages(
     spans: Sequence[Span], corrections: Mapping[str, str], refused: Counter[str], *, agent_match: str | None = None
 ) -> list[dict[str, Any]]:
-    """Convert the calls that have a correction as `whole_messages` does, with it in place of their reply, which need not be whole.
-
-    `corrections` are by response id; the empty one is of the last call.
-    """
+    """Convert the calls that have a correction as `whole_messages` does, with it in place of their reply, which need not be whole."""
     rows: list[dict[str, Any]] = []
-    calls = _calls(spans, None, agent_match)
-    for call in calls:
-        ids = {str((each.span.attributes or {}).get(conventions.RESPONSE_ID)) for each in call.calls}
-        ids |= {""} if call is calls[-1] else set[str]()
-        if not (text := next((corrections[each] for each in sorted(ids) if each in corrections), "")):
-            continue
+    for call, text in corrected_calls(spans, corrections, agent_match=agent_match):
         found = _read(call)
         if isinstance(found, str):
             refused[found] += 1

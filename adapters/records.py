@@ -18,15 +18,16 @@ from typing import Any, Final, NamedTuple, cast
 import numpy as np
 from numpy.typing import NDArray
 
-from agl_otel.adapters.call_rewards import call_rewards
+from agl_otel.adapters.call_rewards import call_rewards, discounted
 from agl_otel.adapters.chats import CHAT_REFUSALS, conversations, unfit
 from agl_otel.adapters.credit import call_returns
 from agl_otel.adapters.lengths import LENGTH_REFUSALS, limit_lengths, pick
 from agl_otel.adapters.messages import corrected_messages, image_urls, whole_messages
+from agl_otel.adapters.pairs import PAIR_REFUSALS, best_and_worst, corrected_pairs, pair_of
 from agl_otel.adapters.reviews import corrections_in, mean_review
 from agl_otel.adapters.selection import SELECTION_REFUSALS, check_selection, left_out, task_key
 from agl_otel.adapters.texts import conversation_at
-from agl_otel.adapters.token_columns import pieces, routed_experts, token_versions
+from agl_otel.adapters.token_columns import of_each_token, routed_experts, token_versions
 from agl_otel.adapters.trajectories import ATTEMPT_REFUSALS, CALL_REFUSALS, TrajectoryBatch, taken_attempts, to_trajectories
 from agl_otel.adapters.triplets import whole_triplets
 from agl_otel.errors import AgentError, UsageError
@@ -193,8 +194,13 @@ def _by_attempt(spans: Sequence[Span]) -> dict[AttemptKey, list[Span]]:
 
 
 def needs_spans(reading: Reading) -> bool:
-    """Whether the conversion needs spans."""
+    """Whether the conversion needs all spans."""
     return reads_spans(reading) or bool(reading.reward_function) or reading.rubric is not None
+
+
+def needs_rated(reading: Reading) -> bool:
+    """Whether it needs the spans of rollouts with evaluations that came as log records, for the corrections among them."""
+    return reading.form in PAIR_FORMS
 
 
 def reads_spans(reading: Reading) -> bool:
@@ -229,7 +235,7 @@ def _batch(reading: Reading, traces: Traces) -> TrajectoryBatch:
         batch = _selected(reading, traces, batch)
     if reading.call_rewards:
         return _by_own_reward(reading, traces, batch)
-    return batch if reading.discount is None or reading.returns else replace(batch, reward=_discounted(batch, reading.discount))
+    return batch if reading.discount is None or reading.returns else replace(batch, reward=discounted(batch, reading.discount))
 
 
 def _by_own_reward(reading: Reading, traces: Traces, batch: TrajectoryBatch) -> TrajectoryBatch:
@@ -252,17 +258,6 @@ def _selected(reading: Reading, traces: Traces, batch: TrajectoryBatch) -> Traje
 def _left_out(reading: Reading, traces: Traces, rewards: Mapping[AttemptKey, float]) -> dict[AttemptKey, str]:
     tasks = {} if reading.best_of_group is None else {rollout.rollout_id: task_key(rollout) for rollout in traces.rollouts}
     return left_out(rewards, tasks, min_reward=reading.min_reward, top_fraction=reading.top_fraction, best_of_group=reading.best_of_group)
-
-
-def _discounted(batch: TrajectoryBatch, discount: float) -> NDArray[np.float32]:
-    """Discount the rewards from the last call of each attempt back to its first; rows must be in the order of the calls."""
-    later: Counter[AttemptKey] = Counter()
-    factors = np.ones(len(batch), np.float32)
-    for place in range(len(batch) - 1, -1, -1):
-        key = (batch.rollout_id[place], batch.attempt_id[place])
-        factors[place] = discount ** later[key]
-        later[key] += 1
-    return batch.reward * factors
 
 
 def _row(traces: Traces, batch: TrajectoryBatch, place: int) -> Row:
@@ -313,7 +308,7 @@ def _trajectories(reading: Reading, traces: Traces, _: Sequence[Span]) -> Rows:
         of_calls = Ragged(call_returns(traces, batch, discount, reading.reward, agent_match=reading.agent_match), batch.rows.offsets)
         for place, (row, values) in enumerate(zip(rows, of_calls, strict=True)):
             row["returns"] = values.tolist()
-            row["token_returns"] = _of_each_token(traces, batch.rows[place].tolist(), row["returns"], row["response_mask"])
+            row["token_returns"] = of_each_token(traces.calls, batch.rows[place].tolist(), row["returns"], row["response_mask"])
     return Rows(rows, batch.refused, batch.breaks)
 
 
@@ -330,60 +325,28 @@ def _sft(reading: Reading, traces: Traces, _: Sequence[Span]) -> Rows:
     return found
 
 
-def _of_each_token(traces: Traces, rows: Sequence[int], values: Sequence[float], mask: list[int]) -> list[float]:
-    """Return the value of its call for each token of a response, 0 where the model did not write it."""
-    found = [0.0] * len(mask)
-    for value, piece in zip(values, pieces(traces.calls, rows, np.array(mask)), strict=False):  # a cut response may lack the last
-        end = min(piece.start + piece.length, len(mask))
-        found[piece.start : end] = [value] * (end - piece.start)
-    return found
-
-
-def _dpo(reading: Reading, traces: Traces, _: Sequence[Span]) -> Rows:
+def _dpo(reading: Reading, traces: Traces, spans: Sequence[Span]) -> Rows:
     """Pair the best and the worst of a task's trajectories with the same prompt tokens, if their rewards differ.
 
-    Trainers tokenise the messages of pairs: trajectories whose messages are not all known are refused.
+    Trainers tokenise the messages of pairs: trajectories whose messages are not all known are refused. Corrections are counted.
     """
-    found = _trajectories(reading, traces, _)
+    found = _trajectories(reading, traces, ())
     unfit_rows = [unfit(row["messages"]) for row in found.rows]
     found.refused.update(filter(None, unfit_rows))
     found = replace(found, rows=[row for row, why in zip(found.rows, unfit_rows, strict=True) if not why])
     pairs: list[Row] = []
-    for best, worst in _pairs(found, traces, lambda row: (row["agent"], tuple(row["prompt_ids"]))):
+    for best, worst in best_and_worst(found.rows, _tasks(traces), lambda row: (row["agent"], tuple(row["prompt_ids"])), found.refused):
         sides = (("chosen", best), ("rejected", worst))
         ids = {f"{name}_{field}": row[f"response_{field}"] for name, row in sides for field in ("ids", "mask")}
         sampled = {name: best[name] for name in SAMPLING} | {f"rejected_{name}": worst[name] for name in SAMPLING}
-        pairs.append({"agent": best["agent"], **_pair(best, worst), **sampled, "prompt_ids": best["prompt_ids"], **ids})
+        pairs.append({"agent": best["agent"], **pair_of(best, worst), **sampled, "prompt_ids": best["prompt_ids"], **ids})
+    corrections = len(_corrected(reading, traces, spans).rows)
+    found.refused.update({"correction_without_tokens": corrections} if corrections else {})
     return Rows(pairs, found.refused, found.breaks)
 
 
-def _pairs(found: Rows, traces: Traces, prompt_of: Callable[[Row], Any]) -> Iterable[tuple[Row, Row]]:
-    """Yield (best, worst) of the rows of each task and prompt; count the rows of groups of one attempt, or with equal rewards."""
-    tasks = {rollout.rollout_id: task_key(rollout) for rollout in traces.rollouts}
-    groups: dict[Any, list[Row]] = {}
-    for row in found.rows:
-        groups.setdefault((tasks[row["rollout_id"]], prompt_of(row)), []).append(row)
-    for group in groups.values():
-        best, worst = max(group, key=lambda row: row["reward"]), min(group, key=lambda row: row["reward"])
-        if best["reward"] == worst["reward"]:
-            is_alone = len({(row["rollout_id"], row["attempt_id"]) for row in group}) == 1
-            found.refused["no_other_attempt" if is_alone else "no_pair"] += len(group)
-        else:
-            yield best, worst
-
-
-def _pair(best: Row, worst: Row) -> Row:
-    return {
-        "rollout_id": best["rollout_id"],
-        "attempt_id": best["attempt_id"],
-        "reward": best["reward"],
-        "rejected_rollout_id": worst["rollout_id"],
-        "rejected_attempt_id": worst["attempt_id"],
-        "rejected_reward": worst["reward"],
-        "messages": best["messages"],
-        "rejected_messages": worst["messages"],
-        "tools": best["tools"],
-    }
+def _tasks(traces: Traces) -> dict[str, str]:
+    return {rollout.rollout_id: task_key(rollout) for rollout in traces.rollouts}
 
 
 def _of_spans(
@@ -399,7 +362,7 @@ def _of_spans(
     An attempt with spans that the built-in adapters cannot read is counted and does not affect the others.
     """
     refused: Counter[str] = Counter()
-    rewards = taken_attempts(traces, reading.take, reading.fill_reward, refused, reading.reward)  # pyright: ignore[reportArgumentType] - as in to_transitions
+    rewards = _taken(reading, traces, refused)
     rows: list[Row] = []
     out = _left_out(reading, traces, rewards)
     for key, own in _by_attempt(spans).items():
@@ -420,6 +383,10 @@ def _of_spans(
             refused["incomplete_reply"] += tries
         rows += [{"rollout_id": key[0], "attempt_id": key[1], "reward": rewards[key], **row} for row in made]
     return Rows(rows, refused)
+
+
+def _taken(reading: Reading, traces: Traces, refused: Counter[str]) -> dict[AttemptKey, float]:
+    return taken_attempts(traces, reading.take, reading.fill_reward, refused, reading.reward)  # pyright: ignore[reportArgumentType] - as in to_transitions
 
 
 def _messages(reading: Reading, traces: Traces, spans: Sequence[Span]) -> Rows:
@@ -448,21 +415,48 @@ def _openai(reading: Reading, traces: Traces, spans: Sequence[Span]) -> Rows:
 
 
 def _openai_dpo(reading: Reading, traces: Traces, spans: Sequence[Span]) -> Rows:
-    """Pair the replies of the best and the worst attempt to a task's calls with the same messages and tools, if their rewards differ."""
-    found = _openai(replace(reading, by_call=True), traces, spans)
-    pairs = _pairs(found, traces, lambda row: json.dumps([row["messages"][:-1], row["tools"]], sort_keys=True))
-    return Rows([_pair(*pair) for pair in pairs], found.refused)
+    """Pair the replies of the best and the worst attempt to a task's calls with the same messages and tools, if their rewards differ, and
+    corrections with what they correct."""
+
+    def prompt_of(row: Row) -> str:
+        return json.dumps([row["messages"][:-1], row["tools"]], sort_keys=True)
+
+    found, corrected = _openai(replace(reading, by_call=True), traces, spans), _corrected(reading, traces, spans)
+    paired = {(row["rollout_id"], row["attempt_id"], prompt_of(row)) for row in corrected.rows}
+    pairs = [pair_of(*pair) for pair in best_and_worst(found.rows, _tasks(traces), prompt_of, found.refused, paired=paired)]
+    unrated = {key[:2] for key in paired} - _taken(reading, traces, Counter()).keys()
+    found.refused.subtract({"no_reward": len(unrated)} if unrated else {})
+    unpaired = corrected.refused["unpaired_correction"]
+    return Rows([*pairs, *corrected.rows], +(found.refused + Counter({"unpaired_correction": unpaired})))
+
+
+def _corrected(reading: Reading, traces: Traces, spans: Sequence[Span]) -> Rows:
+    """Pair corrections with what they correct; they need no reward, unless attempts are selected by that."""
+    rewards = _taken(reading, traces, Counter())
+
+    def adapt(own: list[Span], refused: Counter[str]) -> Iterable[Row]:
+        of = own[0].rollout_id, own[0].attempt_id
+        rejected = {"rejected_rollout_id": of[0], "rejected_attempt_id": of[1], "rejected_reward": rewards.get(of)}
+        corrections = corrections_in(own, reading.rubric or "", reading.reward_source)
+        return [{**pair, **rejected} for pair in corrected_pairs(own, corrections, refused, agent_match=reading.agent_match)]
+
+    selects = (reading.min_reward, reading.top_fraction, reading.best_of_group) != (None, None, None)
+    return _of_spans(reading if selects else _filled(reading), traces, spans, adapt)
+
+
+def _filled(reading: Reading) -> Reading:
+    return replace(reading, fill_reward=0.0 if reading.fill_reward is None else reading.fill_reward)
 
 
 def _demonstrations(reading: Reading, traces: Traces, spans: Sequence[Span]) -> Rows:
     """Make conversations for OpenAI's fine-tuning that end with what reviewers say should have been answered; they need no reward."""
 
     def adapt(own: list[Span], refused: Counter[str]) -> Iterable[Row]:
-        corrections = corrections_in(own, reading.rubric or "")
+        corrections = corrections_in(own, reading.rubric or "", reading.reward_source)
         refused.update({} if corrections else {"no_correction": 1})
         return conversations(corrected_messages(own, corrections, refused, agent_match=reading.agent_match), refused, by_call=True)
 
-    return _of_spans(replace(reading, fill_reward=0.0 if reading.fill_reward is None else reading.fill_reward), traces, spans, adapt)
+    return _of_spans(_filled(reading), traces, spans, adapt)
 
 
 REASONS: Final = {
@@ -471,10 +465,9 @@ REASONS: Final = {
     **ATTEMPT_REFUSALS,
     **LENGTH_REFUSALS,
     **SELECTION_REFUSALS,
+    **PAIR_REFUSALS,
     "no_call_reward": "the call has no reward of its own (call_rewards)",
     "no_correction": "no feedback says what it should have answered",
-    "no_pair": "all attempts with this prompt have equal rewards",
-    "no_other_attempt": "only one attempt has this prompt, and a pair is of two",
     "filtered": "the filter left the row out",
     "unreadable_spans": "the adapters cannot read its spans",
 }

@@ -52,6 +52,8 @@ REFUSED: Final = {
     "no_correction": "write one on the dashboard's page /review, or by `agl-otel feedback --correction`",
     "no_pair": "sample more attempts of a task, or reward them more finely",
     "no_other_attempt": "sample more attempts of a task: those with the same input",
+    "unpaired_correction": "nothing, where the reply failed or was cut off: --as demonstrations takes the correction alone",
+    "correction_without_tokens": "--as openai_dpo pairs it with the reply as text, --as demonstrations takes it alone",
     "filtered": "correct the filter to keep more",
     "unreadable_spans": "use a form of token ids (--as sft), or an adapter of your own (--adapter)",
 }

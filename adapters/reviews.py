@@ -5,7 +5,7 @@ from __future__ import annotations
 import hashlib
 import math
 import re
-from collections.abc import Hashable, Iterable, Mapping, Sequence
+from collections.abc import Collection, Hashable, Iterable, Mapping, Sequence
 from typing import Final, TypeVar
 
 from agl_otel.errors import UsageError
@@ -169,13 +169,17 @@ def mean_review(spans: Iterable[Span], rubric: str) -> float | None:
     return sum(known) / len(known) if known else None
 
 
-def corrections_in(spans: Iterable[Span], rubric: str = "") -> dict[str, str]:
-    """Return {response id: what should have been answered}, the empty id for the attempt's last reply; with `rubric` only under it.
+def corrections_in(spans: Iterable[Span], rubric: str = "", sources: Collection[str] = ()) -> dict[str, str]:
+    """Return {response id: what should have been answered}, the empty id for the attempt's last reply, the latest correction first.
 
-    Of each source the last feedback counts, also if it corrects nothing, and of several corrections the last.
+    With `rubric` only under it, with `sources` only theirs. Of each source the last feedback counts, also if it corrects nothing.
     """
-    found = sorted(_last_feedback(spans, rubric).items(), key=lambda each: _time(each[1]))
-    return {response: text for (_, response), event in found if (text := _text(event, conventions.FEEDBACK_CORRECTION))}
+    found = sorted(_last_feedback(spans, rubric).items(), key=lambda each: _time(each[1]), reverse=True)
+    latest: dict[str, str] = {}
+    for (source, response), event in found:
+        if (text := _text(event, conventions.FEEDBACK_CORRECTION)) and (not sources or source in sources):
+            latest.setdefault(response, text)
+    return latest
 
 
 def _last_feedback(spans: Iterable[Span], rubric: str) -> dict[tuple[str, str], Event]:

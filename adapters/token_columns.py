@@ -47,6 +47,15 @@ def spread(calls: CallColumns, rows: Ragged, values: NDArray[Any]) -> Ragged:
     return Ragged(np.repeat(values, lengths), offsets)
 
 
+def of_each_token(calls: CallColumns, rows: Sequence[int], values: Sequence[float], mask: list[int]) -> list[float]:
+    """Return the value of its call for each token of a response, 0 where the model did not write it."""
+    found = [0.0] * len(mask)
+    for value, piece in zip(values, pieces(calls, rows, np.array(mask)), strict=False):  # a cut response may lack the last
+        end = min(piece.start + piece.length, len(mask))
+        found[piece.start : end] = [value] * (end - piece.start)
+    return found
+
+
 def token_versions(calls: CallColumns, texts: CallTexts, rows: Sequence[int], mask: NDArray[Any]) -> list[str] | None:
     """Return which weights sampled each token of a response, empty where the model did not write it; None if it is the call's for all."""
     if not any(texts.versions[row] for row in rows):

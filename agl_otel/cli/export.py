@@ -18,7 +18,18 @@ from agl_otel.adapters.exported import Exported
 from agl_otel.adapters.formats import as_written
 from agl_otel.adapters.masking import MaskRule, masked, parse_rules
 from agl_otel.adapters.pins import Differences, Pin, Read
-from agl_otel.adapters.records import FORMS, PAIR_FORMS, REASONS, Functions, Reading, needs_all, needs_spans, reads_spans, rows_of
+from agl_otel.adapters.records import (
+    FORMS,
+    PAIR_FORMS,
+    REASONS,
+    Functions,
+    Reading,
+    needs_all,
+    needs_rated,
+    needs_spans,
+    reads_spans,
+    rows_of,
+)
 from agl_otel.adapters.sampling import several_choices_warning
 from agl_otel.adapters.split_reasons import SPLIT_REASONS
 from agl_otel.cli.common import data_dir_option, json_option, run_async, settings_for, setup_logging, store_option
@@ -209,7 +220,9 @@ async def _pages(
         rated = None if pin is None else [each for rollout_id in some for each in pin.evaluations.get(rollout_id, ())]
         traces = await store.traces(some, deadline_seconds=0, texts=texts, tree=tree, evaluations=rated)
         known = [rollout.rollout_id for rollout in traces.rollouts]
-        return traces, await store.spans(known) if known and any(map(needs_spans, readings)) else []
+        if not any(map(needs_spans, readings)):
+            known = [each for each in known if each in traces.evaluations] if any(map(needs_rated, readings)) else []
+        return traces, await store.spans(known, evaluations=rated) if known else []
 
     ahead = asyncio.ensure_future(read(ids[:size]))
     try:

@@ -20,7 +20,7 @@ from agl_otel.cli.output import counted, open_console, table_of
 from agl_otel.cli.queue import must_exist, span_of_time
 from agl_otel.cli.selections import check_one_of, gone_lines, selection_option, taken_selection
 from agl_otel.errors import UsageError
-from agl_otel.jobs.judge import REFUSALS, Chosen, Judge, Outcome, Pending
+from agl_otel.jobs.judge import REFUSALS, UNCHANGED, Chosen, Judge, Outcome, Pending
 from agl_otel.jobs.model_client import Access, Bounds, ModelClient, Price, Spend
 from agl_otel.stack.sharing import open_store
 from agl_otel.store import Store
@@ -65,6 +65,7 @@ class _Price(click.ParamType[Price]):
 @click.option("--max-calls", type=Whole(1), help="At most so many requests to the model.")
 @click.option("--max-tokens", type=Whole(1), help="At most so many tokens, of prompts and answers.")
 @click.option("--max-cost", type=Finite(0, min_open=True), metavar="USD", help="At most so many US dollars, by --price.")
+@click.option("--budget", type=Finite(0, min_open=True), metavar="USD", help="At most so many US dollars in all runs of this judge.")
 @click.option("--price", type=_Price(), metavar="PROMPT/ANSWER", help="US dollars for a million tokens, as in 0.15/0.60.")
 @click.option("--max-answer-tokens", type=Whole(1), default=1024, show_default=True, help="Of one answer, with its reasoning.")
 @click.option("--temperature", type=Finite(0, 2), default=0.0, show_default=True, help="Some reasoning models take nothing but 1.")
@@ -95,17 +96,21 @@ def judge(
 ) -> None:
     """Have a model score attempts by a rubric. Its verdicts are feedback of the source judge:MODEL.
 
-    Of each rollout that has ended the latest attempt is judged, once for each version of the rubric and model: the same command goes on
-    where it was stopped or killed. It needs a bound: --limit, --max-calls, --max-tokens or --max-cost. What this run has spent counts,
-    not what earlier ones have; it stops before a call that might exceed the bound.
+    Of each rollout that has ended the latest attempt is judged, once for each version of the rubric and model, and again if its
+    conversation has gone on since: the same command goes on where it was stopped or killed. It needs a bound: --limit, --max-calls,
+    --max-tokens or --max-cost for this run alone, or --budget for all runs of this judge under this version of the rubric. It stops before
+    a call that might exceed the bound.
     """
     setup_logging()
-    bounds = Bounds(given["max_calls"], given["max_tokens"], given["max_cost"])
+    bounds = Bounds(given["max_calls"], given["max_tokens"], given["max_cost"], given["budget"])
     asks = not (dry_run or calibrate)
     if asks and limit is None and not any(each is not None for each in bounds):
-        raise UsageError("a judge needs a bound: give --limit, --max-calls, --max-tokens or --max-cost; --dry-run estimates what it takes")
-    if bounds.cost is not None and price is None:
-        raise UsageError("--max-cost needs --price PROMPT/ANSWER: what a million tokens of this model cost")
+        raise UsageError(
+            "a judge needs a bound: give --limit, --max-calls, --max-tokens, --max-cost or --budget; --dry-run estimates what it takes"
+        )
+    if price is None and (bounds.cost is not None or bounds.budget is not None):
+        option = "--budget" if bounds.cost is None else "--max-cost"
+        raise UsageError(f"{option} needs --price PROMPT/ANSWER: what a million tokens of this model cost")
     if dry_run and calibrate:
         raise UsageError("--dry-run and --calibrate do not go together")
     check_one_of(selection, rollout=rollout_ids, run=run, mode=modes, since=since)
@@ -128,7 +133,7 @@ def judge(
                 await _show_estimate(judging, pending, access, price, limit=limit, as_json=as_json)
                 return
             check_not_proxy(opened, "--endpoint", access.endpoint, "the judge's")
-            spend = Spend(bounds, price)
+            spend = Spend(bounds, price, await judging.spent(), judging)
             async with ModelClient(access, spend) as asked:
                 outcome = await judging.run(pending.attempts, asked, limit=limit, at_once=given["at_once"])
             report = _report(judging, pending, outcome, spend) | ({} if taken is None else {"selection": taken.report()})
@@ -151,8 +156,8 @@ def _report(judging: Judge, pending: Pending, outcome: Outcome, spend: Spend) ->
         "rubric": judging.rubric.rubric,
         "prompt": PROMPT,
         "judged": outcome.judged,
-        "judged_before": pending.known,
-        "left": len(pending.attempts) - outcome.judged - outcome.refused.total(),
+        "judged_before": pending.known + outcome.unchanged,
+        "left": len(pending.attempts) - outcome.judged - outcome.refused.total() - outcome.unchanged,
         "labels": {each.label: outcome.labels[each.label] for each in judging.rubric.labels},
         "refused": dict(outcome.refused),
         "calls": spend.calls,
@@ -160,6 +165,7 @@ def _report(judging: Judge, pending: Pending, outcome: Outcome, spend: Spend) ->
         "answer_tokens": spend.answer_tokens,
         "estimated_calls": spend.estimated,
         "cost": spend.cost,
+        "spent_before": {**spend.earlier._asdict(), "cost": spend.earlier_cost},
         "stopped": outcome.stopped,
         "error": "" if outcome.error is None else str(outcome.error),
     }
@@ -176,16 +182,26 @@ def _lines(report: dict[str, Any], outcome: Outcome) -> list[str]:
             for why, count in report["refused"].items()
         ),
         f"spent: {counted(report['calls'], 'call')}, {report['prompt_tokens']:,} + {report['answer_tokens']:,} tokens{cost}{estimated}",
+        *_spent_before(report["spent_before"]),
         f"judged before: {report['judged_before']:,}; left: {report['left']:,}"
         + (f"; stopped: {outcome.stopped}" if outcome.stopped else ""),
     ]
 
 
+def _spent_before(spent: dict[str, Any]) -> list[str]:
+    cost = "" if spent["cost"] is None else f", ${spent['cost']:.4f} by this price"
+    took = f"{counted(spent['calls'], 'call')}, {spent['prompt_tokens']:,} + {spent['answer_tokens']:,} tokens{cost}"
+    return [f"spent before, by all earlier runs: {took}"] if spent["calls"] else []
+
+
 async def _show_estimate(
     judging: Judge, pending: Pending, access: Access, price: Price | None, *, limit: int | None, as_json: bool
 ) -> None:
-    sizes, without, first = list[int](), 0, ""
+    sizes, without, known, first = list[int](), 0, pending.known, ""
     async for _, prompt in judging.prompts(pending.attempts):
+        if prompt == UNCHANGED:
+            known += 1
+            continue
         if isinstance(prompt, str):
             without += 1
             continue
@@ -197,10 +213,10 @@ async def _show_estimate(
     most = len(sizes) * access.max_answer_tokens
     cost = None if price is None else price.of(tokens, most)
     if as_json:
-        counts = {"attempts": len(sizes), "without_prompt": without, "judged_before": pending.known}
+        counts = {"attempts": len(sizes), "without_prompt": without, "judged_before": known}
         print_json({**counts, "prompt_tokens": tokens, "answer_tokens_at_most": most, "cost_at_most": cost, "first": first})
         return
-    click.echo(f"{counted(len(sizes), 'attempt')} to judge, {without} without a prompt, {pending.known} judged before")
+    click.echo(f"{counted(len(sizes), 'attempt')} to judge, {without} without a prompt, {known} judged before")
     click.echo(f"about {tokens:,} tokens of prompts, and at most {most:,} of answers" + ("" if cost is None else f": at most ${cost:.4f}"))
     if first:
         click.echo(f"the first prompt:\n    {printable_lines(first)}")

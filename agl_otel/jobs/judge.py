@@ -1,7 +1,7 @@
 """Judge attempts: a model reads what attempts said, under a rubric, and its verdicts are stored as feedback.
 
-What was judged is in the store alone: feedback has an id that is made of attempt, rubric, model and prompt, so a run that was killed goes
-on where it was, and asks again only what was in flight.
+What was judged is in the store alone: feedback has an id that is made of attempt, rubric, model, prompt and what the model was shown, so a
+run that was killed goes on where it was, and asks again only what was in flight, and what has gone on since.
 """
 
 from __future__ import annotations
@@ -13,18 +13,29 @@ from collections.abc import AsyncGenerator, Sequence
 from dataclasses import dataclass, field
 from typing import Final, NamedTuple
 
-from agl_otel.adapters.judging import UnreadableAnswerError, Verdict, again, conversations_of, feedback_id, prompt_of, read_answer
+from agl_otel.adapters.judging import (
+    Judged,
+    UnreadableAnswerError,
+    Verdict,
+    again,
+    conversations_of,
+    digest_of,
+    feedback_id,
+    judged_in,
+    prompt_of,
+    read_answer,
+)
 from agl_otel.errors import AglError, ModelServerError
 from agl_otel.jobs.model_client import BoundError, ModelClient, PromptRefusedError
 from agl_otel.queue.lifecycle import FINISHED
 from agl_otel.spans.dialects.dialect import Message
 from agl_otel.spans.tolerant import MALFORMED
 from agl_otel.store import Store
-from agl_otel.traces.reviews import read_known_feedback
+from agl_otel.traces.reviews import read_known_feedback, read_span_counts
 from agl_otel.types import AttemptedRollout, RolloutMode, Span, is_trial
 from agl_otel.types.columns import AttemptKey
 from agl_otel.types.feedback import EARLIEST_SECONDS, Feedback
-from agl_otel.types.reviews import JUDGE, Rubric
+from agl_otel.types.reviews import JUDGE, Rubric, Took
 
 LISTED: Final = 500  # rollouts in a page of the queue, and in a query for what is judged
 READ: Final = 32  # attempts whose spans are in memory at a time
@@ -54,6 +65,10 @@ class Target(NamedTuple):
     attempt_id: str
     end: float | None
     """Unix seconds."""
+    shown: Judged = Judged(0, "")
+    """What the judge is shown, its digest as far as it has been read."""
+    before: frozenset[str] = frozenset()
+    """The digests of what it has judged before: there are spans since."""
 
 
 class Pending(NamedTuple):
@@ -71,6 +86,8 @@ class Outcome:
     labels: Counter[str] = field(default_factory=Counter[str])
     refused: Counter[str] = field(default_factory=Counter[str])
     """Attempts without a verdict, by the reason (REFUSALS)."""
+    unchanged: int = 0
+    """Attempts with spans since they were judged, but the same conversations."""
     examples: dict[str, tuple[str, str]] = field(default_factory=dict[str, tuple[str, str]])
     """{reason: (rollout, what happened), of the first}."""
     stopped: str = ""
@@ -91,6 +108,8 @@ class Outcome:
         return self.labels.total()
 
 
+UNCHANGED: Final = "unchanged"
+"""In place of a prompt: the attempt has been judged as it is."""
 REFUSALS: Final = {
     "unreadable": "the judge answered twice with something else than a label of the rubric and a reason; --retry-refused asks again",
     "too_long": f"the prompt would have more than {LONGEST_PROMPT:,} characters",
@@ -114,8 +133,20 @@ class Judge:
         """The source of its feedback."""
         return JUDGE + self._model
 
+    async def begin(self, call: str, most: tuple[int, int]) -> None:
+        """Store a call of its model before it is made; see Journal."""
+        await self._store.add_judge_call(self.source, self.rubric.rubric, call, most, ended=False)
+
+    async def end(self, call: str, tokens: tuple[int, int]) -> None:
+        """Store what the call took."""
+        await self._store.add_judge_call(self.source, self.rubric.rubric, call, tokens, ended=True)
+
+    async def spent(self) -> Took:
+        """Return what all of its runs have spent by now, under this version of the rubric."""
+        return await self._store.judge_spend(self.source, self.rubric.rubric)
+
     async def pending(self, chosen: Chosen, *, retry_refused: bool = False) -> Pending:
-        """Return the attempts that it has not judged yet; `retry_refused`: and those of which it gave no verdict when asked."""
+        """Return the attempts that it has not judged yet, or that have spans since; `retry_refused`: and those without a verdict."""
         await self._store.open()
         await self._store.reader.barrier()
         found, known = list[Target](), 0
@@ -124,22 +155,37 @@ class Judge:
         rollouts = [listed[each] for each in dict.fromkeys(chosen.rollout_ids) if each in listed] or list(listed.values())
         for start in range(0, len(rollouts), LISTED):
             page = rollouts[start : start + LISTED]
-            ids = [self._id(each, kind) for each in page for kind in kinds]
-            stored = await read_known_feedback(self._store.reader, [each.rollout_id for each in page], ids)
-            left = [each for each in page if not any(self._id(each, kind) in stored for kind in kinds)]
+            left = await self._without_known(page, kinds)
             found += left
             known += len(page) - len(left)
         return Pending(found, known)
 
+    async def _without_known(self, page: Sequence[Target], kinds: Sequence[str]) -> list[Target]:
+        """Return the attempts that have no feedback of these kinds, or spans since, with what they have."""
+        rollouts = [each.rollout_id for each in page]
+        ids = {self._id(each, kind): each[:2] for each in page for kind in kinds}
+        before: dict[AttemptKey, list[Judged]] = {}
+        for given in await read_known_feedback(self._store.reader, rollouts, list(ids)):
+            before.setdefault(ids[given.partition(".")[0]], []).append(judged_in(given))
+        spans = await read_span_counts(self._store.reader, rollouts)
+        left: list[Target] = []
+        for each in page:
+            count, known = spans.get(each[:2], 0), before.get(each[:2], [])
+            if not known or count > max(one.spans for one in known):
+                left.append(each._replace(shown=Judged(count, ""), before=frozenset(one.digest for one in known)))
+        return left
+
     async def prompts(self, attempts: Sequence[Target]) -> AsyncGenerator[tuple[Target, list[Message] | str]]:
-        """Iterate over attempts, each with its prompt, or with the reason (REFUSALS) why it has none."""
+        """Iterate over attempts, each with its prompt, or with the reason (REFUSALS, UNCHANGED) why it has none."""
         for start in range(0, len(attempts), READ):
             page = attempts[start : start + READ]
             spans: dict[AttemptKey, list[Span]] = {}
             for span in await self._store.spans([each.rollout_id for each in page]):
                 spans.setdefault((span.rollout_id, span.attempt_id), []).append(span)
             for each in page:
-                yield each, await asyncio.to_thread(self._prompt, spans.get(each[:2], []))
+                prompt = await asyncio.to_thread(self._prompt, spans.get(each[:2], []))
+                digest = "" if isinstance(prompt, str) else digest_of(prompt)
+                yield each._replace(shown=each.shown._replace(digest=digest)), UNCHANGED if digest in each.before else prompt
 
     async def run(self, attempts: Sequence[Target], model: ModelClient, *, limit: int | None, at_once: int) -> Outcome:
         """Judge at most `limit` of the attempts, `at_once` at a time, until a bound is reached or the model server fails; calls in flight
@@ -155,6 +201,9 @@ class Judge:
         async with asyncio.TaskGroup() as group:
             try:
                 async for target, prompt in self.prompts(attempts):
+                    if prompt == UNCHANGED:
+                        outcome.unchanged += 1
+                        continue
                     if isinstance(prompt, str):
                         _refuse(outcome, prompt, target, REFUSALS[prompt])
                         continue
@@ -222,12 +271,14 @@ class Judge:
             "time": _time_of(target, time.time()),
         }
         if isinstance(verdict, str):
-            return Feedback.of({**given, "id": self._id(target, "refused"), "text": f"no verdict: {verdict}"}, "a judge's refusal")
+            return Feedback.of(
+                {**given, "id": self._id(target, "refused", target.shown), "text": f"no verdict: {verdict}"}, "a judge's refusal"
+            )
         label = {"label": verdict.label.label, "value": verdict.label.value}
-        return Feedback.of({**given, **label, "id": self._id(target, "judge"), "text": verdict.reason}, "a judge's verdict")
+        return Feedback.of({**given, **label, "id": self._id(target, "judge", target.shown), "text": verdict.reason}, "a judge's verdict")
 
-    def _id(self, target: Target, kind: str) -> str:
-        return feedback_id(target[:2], self.rubric.rubric, self._model, kind=kind)
+    def _id(self, target: Target, kind: str, shown: Judged | None = None) -> str:
+        return feedback_id(target[:2], self.rubric.rubric, self._model, shown, kind=kind)
 
 
 async def _ended(store: Store, chosen: Chosen) -> AsyncGenerator[Target]:
@@ -250,7 +301,7 @@ async def _ended(store: Store, chosen: Chosen) -> AsyncGenerator[Target]:
 
 
 def _time_of(target: Target, now: float) -> float | None:
-    """Return when a verdict counts as given: right after the attempt's end, later verdicts a bit later.
+    """Return when a verdict counts as given: right after the attempt's end, later verdicts a bit later. When it is given is stored beside.
 
     Of several rewards the last counts: so what people say of an attempt counts more than a judge, whoever came first.
     """

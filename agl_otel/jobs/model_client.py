@@ -8,10 +8,11 @@ from __future__ import annotations
 import asyncio
 import json
 import math
+import uuid
 from collections.abc import AsyncGenerator, Mapping, Sequence
 from contextlib import asynccontextmanager
 from dataclasses import dataclass, field
-from typing import Any, Final, NamedTuple, Self
+from typing import Any, Final, NamedTuple, Protocol, Self
 
 import aiohttp
 
@@ -20,6 +21,7 @@ from agl_otel.proxy.outgoing import RedirectedError, ask, whole
 from agl_otel.service.retry import Backoff, Tries
 from agl_otel.spans.dialects.dialect import Message
 from agl_otel.text import error_text, printable, without_secrets
+from agl_otel.types.reviews import Took
 
 TRIES: Final = 4
 BACKOFF: Final = Backoff(1.0, 30.0)
@@ -61,6 +63,28 @@ class Bounds(NamedTuple):
     calls: int | None = None
     tokens: int | None = None
     cost: float | None = None
+    budget: float | None = None
+    """US dollars, with what earlier runs have spent."""
+
+
+class Journal(Protocol):
+    """Where calls are recorded, so that a later run knows of them even if this one is killed."""
+
+    async def begin(self, call: str, most: tuple[int, int]) -> None:
+        """Record a call of at most so many (prompt, answer) tokens, before it is made."""
+        ...
+
+    async def end(self, call: str, tokens: tuple[int, int]) -> None:
+        """Record what the call took."""
+        ...
+
+
+@dataclass
+class Call:
+    """A call in flight."""
+
+    used: tuple[int, int] | None = None
+    """The (prompt, answer) tokens that it took; None: nobody knows."""
 
 
 @dataclass
@@ -69,6 +93,9 @@ class Spend:
 
     bounds: Bounds
     price: Price | None = None
+    earlier: Took = field(default_factory=Took)
+    """Of earlier runs."""
+    journal: Journal | None = None
     calls: int = 0
     """Requests that were sent, failed ones included."""
     prompt_tokens: int = 0
@@ -82,6 +109,26 @@ class Spend:
     def cost(self) -> float | None:
         """US dollars; None without a price."""
         return self.price and self.price.of(self.prompt_tokens, self.answer_tokens)
+
+    @property
+    def earlier_cost(self) -> float | None:
+        """US dollars of earlier runs, by this one's price; None without a price."""
+        return self.price and self.price.of(*self.earlier[1:])
+
+    @asynccontextmanager
+    async def call(self, most: tuple[int, int]) -> AsyncGenerator[Call]:
+        """Count a call of at most so many (prompt, answer) tokens while it is made. Raises BoundError, and what the journal raises."""
+        await self.reserve(most)
+        name, made = uuid.uuid4().hex, Call((0, 0))
+        try:
+            if self.journal is not None:
+                await self.journal.begin(name, most)
+            made.used = None
+            yield made
+        finally:
+            await self.settle(most, made.used)
+            if self.journal is not None:
+                await self.journal.end(name, most if made.used is None else made.used)
 
     async def reserve(self, most: tuple[int, int]) -> None:
         """Count a call of at most so many (prompt, answer) tokens, once there is room. Raises BoundError if there will be none."""
@@ -105,13 +152,16 @@ class Spend:
 
     def _exceeded(self, most: tuple[int, int], reserved: Sequence[tuple[int, int]]) -> str:
         prompt, answer = (sum(each) for each in zip((self.prompt_tokens, self.answer_tokens), most, *reserved, strict=True))
-        calls, tokens, cost = self.bounds
+        calls, tokens, cost, budget = self.bounds
         if calls is not None and self.calls + 1 > calls:
             return f"--max-calls {calls} are made"
         if tokens is not None and prompt + answer > tokens:
             return f"the next call of up to {sum(most)} tokens might exceed --max-tokens {tokens}"
         if cost is not None and self.price is not None and self.price.of(prompt, answer) > cost:
             return f"the next call of up to ${self.price.of(*most):.6f} might exceed --max-cost {cost:g}"
+        before = self.earlier_cost
+        if budget is not None and self.price is not None and before is not None and before + self.price.of(prompt, answer) > budget:
+            return f"the next call of up to ${self.price.of(*most):.6f} might exceed --budget {budget:g}: earlier runs spent ${before:.6f}"
         return ""
 
 
@@ -196,26 +246,23 @@ class ModelClient:
         """Return (status, JSON or text of the answer, seconds of Retry-After); status 0: no answer, for the reason in the text."""
         assert self._session is not None, "it is open"
         access = self._access
-        await self._spend.reserve(most)
-        used: tuple[int, int] | None = None
-        try:
-            async with ask(self._session, "POST", f"{access.endpoint.rstrip('/')}/{path}", json=body) as response:
-                content = await whole(response, _MOST_BYTES)
-                found = _json_of(content)
-                used = _usage_of(found) if response.status == 200 else (0, 0)
-                return response.status, found, _seconds_of(response.headers.get("retry-after", ""))
-        except RedirectedError as error:
-            used = (0, 0)
-            raise ModelServerError(str(error)) from None
-        except aiohttp.ClientConnectorError as error:
-            used = (0, 0)
-            return 0, error_text(error), 0.0
-        except TimeoutError:
-            return 0, f"nothing within {access.timeout_seconds:g} s", 0.0
-        except (aiohttp.ClientError, OSError) as error:
-            return 0, error_text(error), 0.0
-        finally:
-            await self._spend.settle(most, used)
+        async with self._spend.call(most) as call:
+            try:
+                async with ask(self._session, "POST", f"{access.endpoint.rstrip('/')}/{path}", json=body) as response:
+                    content = await whole(response, _MOST_BYTES)
+                    found = _json_of(content)
+                    call.used = _usage_of(found) if response.status == 200 else (0, 0)
+                    return response.status, found, _seconds_of(response.headers.get("retry-after", ""))
+            except RedirectedError as error:
+                call.used = (0, 0)
+                raise ModelServerError(str(error)) from None
+            except aiohttp.ClientConnectorError as error:
+                call.used = (0, 0)
+                return 0, error_text(error), 0.0
+            except TimeoutError:
+                return 0, f"nothing within {access.timeout_seconds:g} s", 0.0
+            except (aiohttp.ClientError, OSError) as error:
+                return 0, error_text(error), 0.0
 
 
 @asynccontextmanager

@@ -17,6 +17,7 @@ _TEXTS: Final = {
     "correction": conventions.FEEDBACK_CORRECTION,
     "source": conventions.FEEDBACK_SOURCE,
     "rubric": conventions.FEEDBACK_RUBRIC,
+    "stored": conventions.FEEDBACK_STORED,
 }
 """{field of StoredEvaluation: attribute}."""
 
@@ -43,10 +44,11 @@ def _texts_of(attributes: Mapping[str, Any]) -> dict[str, str]:
 def words_of(attributes: Mapping[str, Any]) -> str:
     """Say what the attributes of an evaluation say: `feedback = 0.5 by ann (tone@2): "too short"; should have been "…"`."""
     texts = _texts_of(attributes)
-    name, label, text, correction, source, rubric = (texts[key] for key in ("name", "label", "text", "correction", "source", "rubric"))
+    name, label, text, correction, source = (texts[key] for key in ("name", "label", "text", "correction", "source"))
     value = score_of(attributes)
     said = "" if value is None else f" = {value:g}"
     said += f" ({label})" if label and value is not None else f" = {label}, which is no reward" if label else ""
-    given = f"{f' by {source}' if source else ''}{f' ({rubric})' if rubric else ''}"
+    how = ", ".join(filter(None, (texts["rubric"], texts["stored"] and f"stored {texts['stored']}")))
+    given = f"{f' by {source}' if source else ''}{f' ({how})' if how else ''}"
     why = "; ".join([*([f'"{text}"'] if text else []), *([f'should have been "{correction}"'] if correction else [])])
     return f"{name or 'reward'}{said}{given}{f': {why}' if why else ''}"

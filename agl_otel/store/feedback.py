@@ -7,6 +7,7 @@ from __future__ import annotations
 
 import time
 from collections.abc import Collection, Sequence
+from datetime import UTC, datetime
 from typing import Any, Final, NamedTuple
 
 from agl_otel.errors import NotFoundError
@@ -134,6 +135,7 @@ def _request(feedback: Feedback, place: _Place) -> bytes:
         conventions.FEEDBACK_SOURCE: feedback.source,
         conventions.FEEDBACK_RUBRIC: feedback.rubric,
         conventions.FEEDBACK_CORRECTION: feedback.correction,
+        conventions.FEEDBACK_STORED: "" if feedback.time is None else datetime.fromtimestamp(now / 1e9, UTC).isoformat(timespec="seconds"),
     }
     attributes = text_attributes({name: text for name, text in texts.items() if text})
     if feedback.value is not None:

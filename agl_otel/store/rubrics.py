@@ -19,6 +19,7 @@ PREFIX: Final = "rubric-"
 LONGEST_TEXT: Final = 100_000  # characters
 _RUBRIC: Final = "rubric"
 _NAME: Final = re.compile(r"[A-Za-z0-9._-]{1,100}")
+_VERSION: Final = re.compile(r"[1-9][0-9]{0,8}")
 
 
 class Rubrics(Resources):
@@ -29,20 +30,28 @@ class Rubrics(Resources):
         found = await (await self._queue()).query_resources(resources_id_contains=PREFIX)
         return sorted((rubric for each in found if (rubric := _rubric_of(each))), key=lambda rubric: rubric.name)
 
-    async def rubric(self, named: str) -> Rubric:
-        """Return the current version of a rubric, by NAME or NAME@VERSION. Raises NotFoundError if it is not there, or not current."""
-        name = named.partition("@")[0]
-        given = await self.resources(PREFIX + name)
+    async def rubric(self, named: str, *, earlier: bool = False) -> Rubric:
+        """Return the current version of a rubric, by NAME or NAME@VERSION; `earlier`: or another one that is named.
+
+        Raises NotFoundError if it is not there, or not current.
+        """
+        name, _, version = named.partition("@")
+        if named != name and not _VERSION.fullmatch(version):
+            raise NotFoundError(f"{named[:120]!r} names no rubric: write NAME, or NAME@VERSION with a number")
+        given = await (await self._queue()).get_resources(PREFIX + name, version=int(version) if earlier and version else None)
         found = _rubric_of(given) if given else None
+        if found is None and earlier and version and (current := await self.rubric(name)):
+            raise NotFoundError(f"there is no version {version} of the rubric {name}: the current one is {current.rubric}")
         if found is None:
             known = ", ".join(each.name for each in await self.rubrics()) or "none"
-            raise NotFoundError(f"there is no rubric {name[:120]!r}: write it on the dashboard's page /review (there is: {known})")
+            how = "write it on the dashboard's page /review, or by `agl-otel rubrics put`"
+            raise NotFoundError(f"there is no rubric {name[:120]!r}: {how} (there is: {known})")
         if named not in (name, found.rubric):
             raise NotFoundError(f"{named[:120]!r} is not the rubric's current version: that is {found.rubric}")
         return found
 
     async def put_rubric(self, name: str, text: str) -> Rubric:
-        """Store a rubric, or the next version of it if its text is another one.
+        """Store a rubric, or the next version of it if its text is another one (but for white space at its end).
 
         Its labels are the lines `label = reward`, or `label =` for one without a reward. Raises UsageError.
         """
@@ -53,7 +62,7 @@ class Rubrics(Resources):
         labels_in(text)
         before = await self.resources(PREFIX + name)
         known = _rubric_of(before) if before else None
-        if known and known.text == text:
+        if known and known.text.rstrip() == text.rstrip():
             return known
         made = _rubric_of(
             await self.publish({_RUBRIC: PromptTemplate(template=text, engine="jinja")}, resources_id=PREFIX + name, aside=True)

@@ -65,15 +65,20 @@ class Spans(Connected):
         spans = await _with_records(connection, page, [query.rollout_id], query.attempt_id, whole=whole)
         return PaginatedResult(spans, page.limit, page.offset, page.total)
 
-    async def spans(self, rollout_ids: str | Sequence[str], *, attempt_id: str | None = None) -> list[Span]:
+    async def spans(
+        self, rollout_ids: str | Sequence[str], *, attempt_id: str | None = None, evaluations: Collection[int] | None = None
+    ) -> list[Span]:
         """Return the spans of the rollouts, ordered by rollout, sequence and time, behind a barrier.
 
-        Messages and evaluations that were sent as log records appear as events or attributes of their span.
+        Messages and evaluations that were sent as log records appear as events or attributes of their span; of the evaluations only those
+        of `evaluations` (Traces.evaluations of an earlier read), if given.
         """
         ids = [rollout_ids] if isinstance(rollout_ids, str) else list(rollout_ids)
         connection = await self._open()
         await connection.reader.barrier()
-        return await _with_records(connection, await connection.reader.spans(ids, attempt_id=attempt_id), ids, attempt_id, whole=True)
+        return await _with_records(
+            connection, await connection.reader.spans(ids, attempt_id=attempt_id), ids, attempt_id, whole=True, known=evaluations
+        )
 
     # --- for viewers: without a barrier, so the latest spans may be missing
 
@@ -139,14 +144,21 @@ class Spans(Connected):
 
 
 async def _with_records(
-    connection: Connection, spans: Sequence[Span], rollout_ids: Sequence[str], attempt_id: str | None, *, whole: bool
+    connection: Connection,
+    spans: Sequence[Span],
+    rollout_ids: Sequence[str],
+    attempt_id: str | None,
+    *,
+    whole: bool,
+    known: Collection[int] | None = None,
 ) -> list[Span]:
-    """Add what came as log records; `whole`: these are all spans of the rollouts, or of the attempt."""
+    """Add what came as log records; `whole`: these are all spans of the rollouts, or of the attempt; `known`: Store.spans."""
     rollouts = {span.rollout_id for span in spans if may_have_records(span)}
     messages, evaluations = await asyncio.gather(
         connection.reader.events(sorted(rollouts)), connection.reader.evaluations(sorted(set(rollout_ids)))
     )
     own = [each for each in evaluations if not attempt_id or each["attempt_id"] == attempt_id]
+    own = own if known is None else [each for each in own if int(each["row"]["Identity"]) in known]
     return with_evaluations(with_records(spans, messages), own, whole=whole)
 
 

@@ -16,6 +16,7 @@ from agl_otel.store.connections import CONNECTIONS, Connected, Source, Statistic
 from agl_otel.store.embedded import EmbeddedStack
 from agl_otel.store.feedback import Feedbacks
 from agl_otel.store.figures import Figures
+from agl_otel.store.judge_calls import JudgeCalls
 from agl_otel.store.rollouts import Rollouts
 from agl_otel.store.rubrics import Rubrics
 from agl_otel.store.selections import Selections
@@ -30,7 +31,7 @@ DEFAULT_PORT: Final = 4747
 SERVED: Final = ("queue", "collector", "proxy", "web")
 
 
-class Store(Rollouts, Spans, Feedbacks, Rubrics, Selections, Figures, Steps):
+class Store(Rollouts, Spans, Feedbacks, JudgeCalls, Rubrics, Selections, Figures, Steps):
     """A store over one stack. `Store(address)` connects on first use, `await Store.connect(address)` at once.
 
     It may be used from several event loops and threads, and pickled: a copy uses the same stack.

@@ -28,10 +28,16 @@ async def read_reviews(
 
 
 async def read_known_feedback(reader: TraceReader, rollouts: Sequence[str], ids: Sequence[str]) -> set[str]:
-    """Return those of the ids under which feedback on some rollouts is stored."""
+    """Return the ids under which feedback on some rollouts is stored, of those that are one of `ids` up to the first dot."""
     given = {"rollouts": list(rollouts), "ids": list(ids)}
     rows = await reader.query(named_query("known_feedback"), params={**names_in("known_feedback"), **given})
     return {row["Id"] for row in rows}
+
+
+async def read_span_counts(reader: TraceReader, rollouts: Sequence[str]) -> dict[AttemptKey, int]:
+    """Return {attempt: how many spans it has}, without seals, attempts' own spans and annotations; of those that have any."""
+    rows = await reader.query(named_query("span_counts"), params={**names_in("span_counts"), "rollouts": list(rollouts)})
+    return {(row["RolloutId"], row["AttemptId"]): int(row["Spans"]) for row in rows}
 
 
 async def read_mean_logprobs(reader: TraceReader, rollouts: Sequence[str]) -> dict[AttemptKey, tuple[float, int]]:

@@ -110,6 +110,8 @@ class StoredEvaluation(Model):
     correction: str
     source: str
     rubric: str
+    stored: str
+    """When it was stored (RFC 3339), where it counts as given at another time; else empty."""
     words: str
     """All of it in one sentence."""
 

@@ -49,6 +49,14 @@ class Review(NamedTuple):
         return self.label or ("" if self.value is None else f"{self.value:g}")
 
 
+class Took(NamedTuple):
+    """What calls to a judge's model took."""
+
+    calls: int = 0
+    prompt_tokens: int = 0
+    answer_tokens: int = 0
+
+
 class Agreement(Model):
     """How far two reviewers agree beyond chance: Cohen's kappa (J. Cohen, A Coefficient of Agreement for Nominal Scales, 1960)."""
 

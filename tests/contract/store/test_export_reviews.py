@@ -123,6 +123,58 @@ def test_a_correction_of_a_response_replaces_that_reply(store: LightningStore, c
     assert [each["messages"] for each in rows] == [[{"role": "user", "content": "a"}, {"role": "assistant", "content": "thought"}]]
 
 
+def test_a_correction_and_the_reply_that_it_corrects_are_a_pair_of_one_attempt(store: LightningStore, cli: Cli, tmp_path: Path) -> None:
+    async def fill() -> list[Reviewed]:
+        return [
+            await reviewed(store, "a", "wrong", {"source": "ann", "correction": "right"}, reward=None),
+            await reviewed(store, "b", "fine", {"source": "ann", "correction": "fine"}),
+            await reviewed(store, "c", "fine", {"source": "ann", "correction": "worse"}, {"source": "ann", "value": 1}),
+            await reviewed(store, "d", "good", {"source": "bob", "correction": "better", "rubric": "tone@2"}, reward=1.0),
+            await reviewed(store, "d", "bad", reward=0.0),
+        ]
+
+    made = asyncio.run(fill())
+    report, rows = exported(cli, made, tmp_path / "pairs.jsonl", "--as", "openai_dpo")
+    asked = [{"role": "assistant", "content": "let me think"}, {"role": "user", "content": "go on"}]
+    assert sorted((row["preferred_output"][0]["content"], row["non_preferred_output"][0]["content"]) for row in rows) == [
+        ("better", "good"),
+        ("good", "bad"),
+        ("let me think", "let me think"),
+        ("right", "wrong"),
+    ]
+    (pair,) = [row for row in rows if row["preferred_output"][0]["content"] == "right"]
+    assert pair["input"]["messages"] == [{"role": "user", "content": "a"}, *asked]
+    assert report["refused"] == {"no_other_attempt": 4, "unpaired_correction": 1}, "an attempt in a pair is not refused"
+    assert report["rollouts_used"] == 3
+
+    def kept(*options: str) -> list[str]:
+        found = exported(cli, made, tmp_path / "some.jsonl", "--as", "openai_dpo", "--force", *options)[1]
+        return sorted(row["preferred_output"][0]["content"] for row in found)
+
+    assert kept("--rubric", TONE) == ["right"]
+    assert kept("--reward-source", "bob") == ["better"], "who is not trusted corrects nothing"
+    assert kept("--min-reward", "1") == ["better"], "an attempt that its reward leaves out is in no pair"
+    report, rows = exported(cli, made, tmp_path / "tokens.jsonl", "--as", "dpo")
+    assert report["refused"]["correction_without_tokens"] == 2
+    assert "--as openai_dpo pairs it with the reply as text" in report["remedies"]["correction_without_tokens"]
+    asyncio.run(store.add_reward(rollout_id=made[0].rollout_id, source="ann", correction="on second thoughts"))
+    cli.run(str(tmp_path / "again.jsonl"), "--rebuild", str(tmp_path / "pairs.jsonl.pin.json"))
+    assert (tmp_path / "again.jsonl").read_text() == (tmp_path / "pairs.jsonl").read_text(), "with the corrections that it had"
+
+
+def test_a_correction_of_a_response_is_paired_with_that_reply(store: LightningStore, cli: Cli, tmp_path: Path) -> None:
+    made = asyncio.run(reviewed(store, "a", "fine", {"source": "ann", "correction": "better"}))
+    for number, text in ((1, "thought"), (2, "best")):
+        asyncio.run(_placed(store, made, {"source": "ann", "correction": text, "response_id": f"{made.rollout_id}-{number}"}))
+    _, rows = exported(cli, [made], tmp_path / "pairs.jsonl", "--as", "openai_dpo")
+    assert [
+        (len(row["input"]["messages"]), *(row[side][0]["content"] for side in ("preferred_output", "non_preferred_output"))) for row in rows
+    ] == [
+        (1, "thought", "let me think"),
+        (3, "best", "fine"),
+    ], "of two corrections of one reply the last counts"
+
+
 async def _placed(store: LightningStore, made: Reviewed, fields: dict[str, Any]) -> None:
     from agl_otel.store.feedback import _Place, _request  # pyright: ignore[reportPrivateUsage]
     from agl_otel.types.feedback import Feedback
@@ -163,5 +215,6 @@ def test_the_walk_of_the_docs_exports_pairs_and_demonstrations(
     for _, _, *arguments in typed:
         cli.run(*arguments, "--take", "incomplete", "--take", "unproven")
     pairs, shown = ([json.loads(line) for line in Path(f"{name}.jsonl").read_text().splitlines()] for name in ("pairs", "shown"))
-    assert [[pair[side][0]["content"] for side in ("preferred_output", "non_preferred_output")] for pair in pairs][-1] == ["Sent.", "What?"]
+    said = [[pair[side][0]["content"] for side in ("preferred_output", "non_preferred_output")] for pair in pairs]
+    assert said[-2:] == [["Sent.", "What?"], ["I have sent it again.", "What?"]]
     assert [each["messages"][-1]["content"] for each in shown] == ["I have sent it again."]

@@ -7,8 +7,10 @@ import json
 import re
 import shlex
 import signal
+import time
 from collections import Counter
 from collections.abc import Callable, Iterator
+from datetime import datetime
 from pathlib import Path
 from typing import Any
 
@@ -90,12 +92,31 @@ class Judged:
         who = ["--rubric", self.name, "--model", "m", "--endpoint", self.model.url]
         return ["judge", *who, "--store", address]
 
+    def go_on(self, number: int, question: str | None) -> None:
+        """Add a turn to an attempt that has ended; without a question a span that says nothing."""
+
+        async def add() -> None:
+            (attempt,) = await self.store.attempts(self.rollouts[number])
+            call = call_of(self.rollouts[number], attempt.attempt_id, 7, None)
+            said = [message("user", f"task no. {number}"), message("assistant", "42"), message("user", question or "")]
+            texts = {"input": said, "output": [message("assistant", "43")]}
+            call.attributes.update({f"gen_ai.{name}.messages": json.dumps(text) for name, text in texts.items()} if question else {})
+            await self.store.add_span(call)
+
+        asyncio.run(add())
+
     def run(self, *options: str, code: int = 0, of_run: bool = True) -> str:
         with pytest.raises(SystemExit) as ended:
             main([*self.arguments, *(["--run", self.name] if of_run else []), *options])
         captured = self._capsys.readouterr()
         assert ended.value.code == code, captured
         return captured.out if code == 0 else captured.out + captured.err
+
+    def shown(self, *arguments: str) -> str:
+        with pytest.raises(SystemExit) as ended:
+            main([*arguments])
+        assert ended.value.code == 0
+        return self._capsys.readouterr().out
 
     def report(self, *options: str) -> dict[str, Any]:
         return json.loads(self.run(*options, "--json"))
@@ -279,6 +300,24 @@ def test_a_bound_is_not_exceeded_and_the_rest_is_left(judged: Judged, model: Jud
     assert option in report["stopped"] if report["left"] else not report["stopped"]
 
 
+def test_a_budget_is_that_of_all_runs_of_the_judge(judged: Judged, model: JudgeServer) -> None:
+    judged.add(9)
+    first = judged.report("--limit", "2", "--price", "1/2")
+    assert first["spent_before"] == {"calls": 0, "prompt_tokens": 0, "answer_tokens": 0, "cost": 0.0}
+    bounded = ["--price", "1/2", "--at-once", "1"]
+    (most,) = re.findall(r"up to \$(\S+) might exceed --budget 1e-06", judged.report(*bounded, "--budget", "0.000001")["stopped"])
+    budget = first["cost"] * 2.25 + float(most)  # room for two calls and a half, and the most that one may take
+    asked = [*bounded, "--budget", str(budget)]
+    second = judged.report(*asked)
+    assert second["spent_before"] == {**{name: first[name] for name in ("calls", "prompt_tokens", "answer_tokens")}, "cost": first["cost"]}
+    assert (second["judged"], second["left"]) == (3, 4) and f"earlier runs spent ${first['cost']:.6f}" in second["stopped"]
+    third = judged.run(*asked)
+    assert "spent before, by all earlier runs: 5 calls" in third and "spent: 0 calls" in third
+    assert judged.report(*asked, "--model", "other")["judged"] > 0, "another judge has its own"
+    asyncio.run(judged.store.put_rubric(judged.name, RUBRIC + "\nAgain."))
+    assert judged.report(*asked)["spent_before"]["calls"] == 0, "and so has another version of the rubric"
+
+
 def test_a_bound_too_small_for_one_call_asks_nothing(judged: Judged, model: JudgeServer) -> None:
     judged.add(1)
     report = judged.report("--max-tokens", "1000")
@@ -299,7 +338,8 @@ def test_attempts_are_chosen_by_age_and_a_dry_run_asks_nothing(judged: Judged, m
     ("options", "why"),
     [
         ([], "needs a bound"),
-        (["--max-cost", "1"], "needs --price"),
+        (["--max-cost", "1"], "--max-cost needs --price"),
+        (["--budget", "1"], "--budget needs --price"),
         (["--limit", "1", "--price", "1"], "is not PROMPT/ANSWER"),
         (["--limit", "1", "--endpoint", "localhost"], "is no http:// or https:// address"),
         (["--limit", "1", "--endpoint", "http://a:b@c/v1"], "holds a password"),
@@ -321,6 +361,44 @@ def test_what_a_person_says_counts_more_than_a_judge_who_came_later(judged: Judg
     judged.run("--limit", "1", "--model", "other")
     assert {each.source for each in judged.stored(0)} == {"ann", "judge:m", "judge:other"}
     assert find_final_reward(asyncio.run(judged.store.spans(judged.rollouts[0]))) == 0.0
+
+
+def test_a_conversation_that_went_on_is_judged_again_and_the_new_verdict_counts(judged: Judged, model: JudgeServer) -> None:
+    judged.add(2)
+    model.say = lambda _: verdict("wrong")
+    judged.run("--limit", "9")
+    judged.go_on(0, "and now?")
+    estimate = judged.report("--dry-run")
+    assert (estimate["attempts"], estimate["judged_before"]) == (1, 1)
+    model.say = lambda _: verdict("right")
+    report = judged.report("--limit", "9")
+    assert (report["judged"], report["judged_before"], report["left"]) == (1, 1, 0)
+    assert "and now?" in model.requests[-1]["messages"][1]["content"] and model.asked_of[2:] == [0]
+    assert [each.label for each in judged.stored(0)] == ["wrong", "right"], "the earlier verdict is history"
+    assert find_final_reward(asyncio.run(judged.store.spans(judged.rollouts[0]))) == 1.0
+    assert judged.report("--limit", "9")["calls"] == 0
+
+
+def test_spans_without_messages_make_no_new_verdict(judged: Judged, model: JudgeServer) -> None:
+    judged.add(1)
+    judged.run("--limit", "9")
+    judged.go_on(0, None)
+    report = judged.report("--limit", "9")
+    assert (report["calls"], report["judged_before"], report["left"]) == (0, 1, 0)
+    assert judged.report("--dry-run")["judged_before"] == 1 and len(model.requests) == 1
+
+
+def test_when_a_verdict_was_really_given_is_shown_beside_when_it_counts(judged: Judged) -> None:
+    judged.add(1)
+    begun = time.time()
+    judged.run("--limit", "1")
+    (found,) = judged.stored(0)
+    given = datetime.fromisoformat(found.stored).timestamp()
+    assert int(begun) <= given <= time.time() and found.time < begun
+    assert f"by judge:m ({judged.name}@1, stored {found.stored})" in found.words
+    address = judged.store._source.address()  # pyright: ignore[reportPrivateUsage]
+    shown = judged.shown("rollouts", "show", judged.rollouts[0], "--store", address)
+    assert f"stored {found.stored}" in " ".join(shown.split())
 
 
 def test_calibration_has_the_kappa_computed_by_hand(judged: Judged, model: JudgeServer) -> None:
@@ -363,6 +441,9 @@ def test_a_run_that_is_killed_goes_on_where_it_was(judged: Judged, model: JudgeS
     model.hold = None
     model.say = lambda number: verdict("right" if number % 2 else "wrong")
     report = judged.report("--limit", "99")
+    spent = report["spent_before"]
+    assert spent["calls"] == len(before) + 3
+    assert spent["answer_tokens"] == 3 * 1024 + sum(len(model.say(judged.rollouts.index(each))) for each in before), "in flight: the most"
     assert (report["judged"], report["judged_before"], report["left"]) == (7, 5, 0)
     assert Counter(model.asked_of) == Counter(range(12)) + in_flight, "only what was in flight is asked again"
     assert judged.rows() == dict.fromkeys(judged.rollouts, 1)

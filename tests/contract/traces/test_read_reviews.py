@@ -7,9 +7,11 @@ from typing import Any
 
 import pytest
 
+from agl_otel.traces.names import names_in
 from agl_otel.traces.opened import TraceStore
 from agl_otel.traces.reader import TraceReader
-from agl_otel.traces.reviews import read_known_feedback, read_mean_logprobs, read_reviews
+from agl_otel.traces.reviews import read_known_feedback, read_mean_logprobs, read_reviews, read_span_counts
+from agl_otel.traces.sql import named_query
 from agl_otel.types.reviews import Review
 from agl_otel_hook import conventions
 from tests.contract.traces.test_evaluations import AT, evaluation, log, record
@@ -64,6 +66,15 @@ async def test_feedback_is_known_by_its_id_and_rollout_also_without_a_reward(eng
     assert await read_known_feedback(reader, ["ro-1", "ro-9"], ["a", "b", "c", "d"]) == {"a", "b"}
     assert await read_known_feedback(reader, ["ro-2"], ["a", "c"]) == {"c"}
     assert await read_known_feedback(reader, ["ro-1"], []) == set()
+    log(engine, *(review("ann", 1.0, at, more={conventions.FEEDBACK_ID: f"d.{at}.x"}) for at in (1, 2)))
+    assert await read_known_feedback(reader, ["ro-1"], ["d", "x"]) == {"d.1.x", "d.2.x"}, "the id up to the first dot"
+
+
+async def test_the_spans_of_an_attempt_are_counted_without_those_of_the_stack(engine: TraceStore, reader: TraceReader) -> None:
+    own = row(1)
+    ours = (conventions.SPAN_SEAL, conventions.SPAN_ATTEMPT, conventions.SPAN_ANNOTATION)
+    insert(engine, own, own, row(2), *(row(3 + place, SpanName=name) for place, name in enumerate(ours)), row(9, RolloutId="ro-2"))
+    assert await read_span_counts(reader, ["ro-1", "ro-2", "ro-3"]) == {("ro-1", "at-1"): 2, ("ro-2", "at-1"): 1}
 
 
 async def test_the_mean_log_prob_is_of_all_tokens_of_an_attempt_each_once(engine: TraceStore, reader: TraceReader) -> None:
@@ -73,3 +84,19 @@ async def test_the_mean_log_prob_is_of_all_tokens_of_an_attempt_each_once(engine
     found = await read_mean_logprobs(reader, ["ro-1", "ro-2", "ro-3"])
     assert list(found.items()) == [(("ro-2", "at-1"), (-4.0, 1)), (("ro-1", "at-1"), (-3.0, 4))], "the lowest first"
     assert all(math.isfinite(mean) for mean, _ in found.values()) and await read_mean_logprobs(reader, ["ro-9"]) == {}
+
+
+async def test_a_call_of_a_judge_counts_once_by_its_end_or_by_the_most_that_it_may_take(engine: TraceStore, reader: TraceReader) -> None:
+    def call(name: str, tokens: int, ended: bool, source: str = "judge:m", rubric: str = "r@1") -> dict[str, Any]:
+        names = (conventions.FEEDBACK_SOURCE, conventions.FEEDBACK_RUBRIC, conventions.JUDGE_CALL)
+        more = {conventions.JUDGE_PROMPT_TOKENS: str(tokens), conventions.JUDGE_ANSWER_TOKENS: str(2 * tokens)}
+        given = {**dict(zip(names, (source, rubric, name), strict=True)), **more, **({conventions.JUDGE_ENDED: "true"} if ended else {})}
+        return record(given, AT, EventName=conventions.JUDGE_EVENT, RolloutId="", AttemptId="")
+
+    ended, killed = [call("a", 100, False), call("a", 7, True), call("a", 7, True)], call("b", 100, False)
+    log(engine, *ended, killed, call("c", 5, True, source="judge:n"), call("d", 5, True, rubric="r@2"))
+    given = {"judge": "judge:m", "rubric": "r@1"}
+    (found,) = await reader.query(named_query("judge_spend"), params={**names_in("judge_spend"), **given})
+    assert [int(found[name]) for name in ("Calls", "PromptTokens", "AnswerTokens")] == [2, 107, 214]
+    (none,) = await reader.query(named_query("judge_spend"), params={**names_in("judge_spend"), **given, "rubric": "r@9"})
+    assert [int(none[name]) for name in ("Calls", "PromptTokens", "AnswerTokens")] == [0, 0, 0]

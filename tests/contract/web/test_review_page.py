@@ -50,3 +50,10 @@ def test_what_is_pressed_is_stored_before_the_page_goes_on(web: Web, made: list[
     left = web.rest("GET", "/reviews/queue", {"reviewer": "ann", "rubric": "page@1", "run": RUN}).json
     assert (left["total"], left["reviewed"]) == (978, 22) and not {each["rollout_id"] for each in left["items"]} & set(pressed)
     assert {path.stem for path in tmp_path.glob("*.png")} >= {"review-light", "review-dark", "review-light-narrow", "review-dark-narrow"}
+
+
+@pytest.mark.full
+def test_two_tabs_of_a_reviewer_go_on_from_one_draft(web: Web, made: list[Made], tmp_path: Path) -> None:
+    look("look_tabs.py", {"url": web.url, "run": RUN, "rubric": "page", "sent": str(tmp_path / "sent")}, seconds=200)
+    rows = web.rest("POST", "/sql", {"query": STORED.replace("'ann'", "'tabs'").format("page@1")}).json["rows"]
+    assert rows == [[(tmp_path / "sent").read_text(), "good", "1", "from the first, and more", "from the second"]]

@@ -9,7 +9,18 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from agl_otel.adapters.judging import PROMPT, UnreadableAnswerError, again, conversations_of, feedback_id, prompt_of, read_answer
+from agl_otel.adapters.judging import (
+    PROMPT,
+    Judged,
+    UnreadableAnswerError,
+    again,
+    conversations_of,
+    digest_of,
+    feedback_id,
+    judged_in,
+    prompt_of,
+    read_answer,
+)
 from agl_otel.adapters.reviews import calibration, monotone
 from agl_otel.text import LEFT_OUT
 from agl_otel.types.reviews import Review, Rubric, RubricLabel
@@ -125,6 +136,13 @@ def test_an_id_is_of_attempt_rubric_model_and_prompt() -> None:
     }
     assert len(ids) == 5 and feedback_id(("ro-1", "at-1"), "a@1", "m") in ids
     assert len(PROMPT) == 8
+
+
+def test_an_id_says_what_was_judged() -> None:
+    shown = Judged(7, digest_of(prompt_of(RUBRIC, [said(("user", "a"))])))
+    more = digest_of(prompt_of(RUBRIC, [said(("user", "a"), ("assistant", "b"))]))
+    given = feedback_id(("ro-1", "at-1"), "a@1", "m", shown)
+    assert given.partition(".")[0] == feedback_id(("ro-1", "at-1"), "a@1", "m") and judged_in(given) == shown != Judged(7, more)
 
 
 def review(source: str, place: int, label: str, *, at: int = 0) -> Review:

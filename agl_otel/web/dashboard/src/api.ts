@@ -42,7 +42,7 @@ export type Figures = {
 };
 export type Evaluation = {
   attempt_id: string; span_id: string; response_id: string; id: string; time: number; name: string; value: number | null; label: string;
-  text: string; correction: string; source: string; rubric: string; words: string;
+  text: string; correction: string; source: string; rubric: string; stored: string; words: string;
 };
 export type Output = { rollout_id: string; text: string };
 export type OutlineSpan = {

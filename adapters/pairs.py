@@ -1,0 +1,80 @@
+"""Pairs of replies for preference training: the best and the worst attempt at a task, a correction and what it corrects. Pure."""
+
+from __future__ import annotations
+
+from collections import Counter
+from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
+from typing import Any, Final
+
+from agl_otel.adapters.chats import Row, conversations
+from agl_otel.adapters.messages import corrected_calls, whole_call
+from agl_otel.types import Span
+
+PAIR_REFUSALS: Final = {
+    "no_pair": "all attempts with this prompt have equal rewards",
+    "no_other_attempt": "only one attempt has this prompt, and a pair is of two",
+    "unpaired_correction": "the reply that a correction is of was not captured whole, or is the same text",
+    "correction_without_tokens": "a correction is text, which has no token ids until a chat template has rendered it",
+}
+"""Reasons why a reply or a correction is in no pair."""
+
+
+def best_and_worst(
+    rows: Iterable[Row],
+    tasks: Mapping[str, str],
+    prompt_of: Callable[[Row], Any],
+    refused: Counter[str],
+    *,
+    paired: Collection[Any] = (),
+) -> Iterable[tuple[Row, Row]]:
+    """Yield (best, worst) of the rows of each task and prompt; count the rows of groups of one attempt, or with equal rewards.
+
+    `tasks` are by rollout id. Of the rows in `paired`, as (rollout id, attempt id, prompt), none is counted.
+    """
+    groups: dict[Any, list[Row]] = {}
+    for row in rows:
+        groups.setdefault((tasks[row["rollout_id"]], prompt_of(row)), []).append(row)
+    for (_, prompt), group in groups.items():
+        best, worst = max(group, key=lambda row: row["reward"]), min(group, key=lambda row: row["reward"])
+        if best["reward"] != worst["reward"]:
+            yield best, worst
+            continue
+        is_alone = len({(row["rollout_id"], row["attempt_id"]) for row in group}) == 1
+        left = sum((row["rollout_id"], row["attempt_id"], prompt) not in paired for row in group)
+        refused.update({"no_other_attempt" if is_alone else "no_pair": left} if left else {})
+
+
+def pair_of(best: Row, worst: Row) -> Row:
+    """Return the row of two attempts' replies."""
+    return {
+        "rollout_id": best["rollout_id"],
+        "attempt_id": best["attempt_id"],
+        "reward": best["reward"],
+        "rejected_rollout_id": worst["rollout_id"],
+        "rejected_attempt_id": worst["attempt_id"],
+        "rejected_reward": worst["reward"],
+        "messages": best["messages"],
+        "rejected_messages": worst["messages"],
+        "tools": best["tools"],
+    }
+
+
+def corrected_pairs(
+    spans: Sequence[Span], corrections: Mapping[str, str], refused: Counter[str], *, agent_match: str | None = None
+) -> list[Row]:
+    """Pair each correction of an attempt (reviews.corrections_in) with the reply that it is of, after the prompt that this answered.
+
+    Rows have messages, rejected_messages, tools, and the reward None: nobody has rated a correction.
+    """
+    pairs: list[Row] = []
+    for call, text in corrected_calls(spans, corrections, agent_match=agent_match):
+        found, sides = whole_call(call), list[Row]()
+        if not isinstance(found, str):
+            replies = [{"role": "assistant", "content": text}], found.reply
+            whole = [{"messages": [*found.prompt, *reply], "tools": found.tools} for reply in replies]
+            sides = conversations(whole, Counter(), by_call=True)
+        if len(sides) < 2 or sides[0]["messages"] == sides[1]["messages"]:
+            refused["unpaired_correction"] += 1
+        else:
+            pairs.append({**sides[0], "reward": None, "rejected_messages": sides[1]["messages"]})
+    return pairs
