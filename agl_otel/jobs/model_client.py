@@ -7,7 +7,6 @@ from __future__ import annotations
 
 import asyncio
 import json
-import math
 import uuid
 from collections.abc import AsyncGenerator, Mapping, Sequence
 from contextlib import asynccontextmanager
@@ -26,6 +25,9 @@ from agl_otel.types.reviews import Took
 TRIES: Final = 4
 BACKOFF: Final = Backoff(1.0, 30.0)
 _LONGEST_WAIT_SECONDS: Final = 120.0
+LEAST_LOGPROB: Final = -1e9
+MOST_LOGPROB: Final = 1e-3
+"""A log-prob is at most 0, but for rounding."""
 """Of a server's Retry-After."""
 _AGAIN: Final = frozenset({408, 409, 429})
 """Statuses below 500 of calls that are made again."""
@@ -304,12 +306,16 @@ def _logprobs_of(found: Any, tokens: int) -> list[float]:
         given = found["choices"][0]["logprobs"]["token_logprobs"][1:tokens]
     except (LookupError, TypeError):
         given = []
-    if len(given) != tokens - 1 or not all(isinstance(each, int | float) and not math.isnan(each) for each in given):
+    if len(given) != tokens - 1 or not all(map(_is_logprob, given)):
         raise ModelServerError(
             f"the answer of /completions has no log-probs of the {tokens} tokens of a prompt: the server has to take token ids, `echo` and "
             f"`logprobs`, as vLLM and SGLang do. It answers {_said(found)}"
         )
     return given
+
+
+def _is_logprob(value: Any) -> bool:
+    return isinstance(value, int | float) and not isinstance(value, bool) and LEAST_LOGPROB < value <= MOST_LOGPROB
 
 
 def _said(found: Any) -> str:

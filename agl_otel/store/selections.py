@@ -23,7 +23,7 @@ MOST: Final = 100_000
 """Attempts of a selection: a third of the largest message to the queue."""
 ASKED: Final = 10_000  # rollouts in one query of the queue
 _ROWS, _MADE, _DIGEST = "rows", "made", "digest"
-_NAME: Final = re.compile(r"[A-Za-z0-9._-]{1,100}")
+_NAME: Final = re.compile(r"[A-Za-z0-9][A-Za-z0-9._-]{0,99}")
 
 
 class Selections(Resources):
@@ -31,7 +31,7 @@ class Selections(Resources):
 
     async def selection(self, named: str) -> Selection:
         """Return a selection by NAME, its current version, or NAME@VERSION. Raises NotFoundError, DataError for a damaged one."""
-        if not re.match(NAMED, named):
+        if not re.fullmatch(NAMED, named):
             raise UsageError(f"{named[:120]!r} names no selection: write NAME, or NAME@VERSION")
         name, _, version = named.partition("@")
         given = await (await self._queue()).get_resources(PREFIX + name, version=int(version) if version else None)
@@ -42,7 +42,9 @@ class Selections(Resources):
     async def put_selection(self, name: str, rows: Sequence[Selected], made: Mapping[str, Any]) -> Selection:
         """Store a selection, as the next version if there is one of this name. Raises UsageError."""
         if not _NAME.fullmatch(name):
-            raise UsageError(f"{name[:120]!r} is no name for a selection: use 1 to 100 of the characters A-Z a-z 0-9 . _ -")
+            raise UsageError(
+                f"{name[:120]!r} is no name for a selection: use 1 to 100 of the characters A-Z a-z 0-9 . _ -, a letter or a digit first"
+            )
         if not rows:
             raise UsageError("the selection would have no attempt")
         if len(rows) > MOST:

@@ -8,7 +8,7 @@ from pydantic import Field
 
 from agl_otel.types.model import Model
 
-NAMED: Final = r"^[A-Za-z0-9._-]{1,100}(@[1-9][0-9]{0,8})?$"
+NAMED: Final = r"^[A-Za-z0-9][A-Za-z0-9._-]{0,99}(@[1-9][0-9]{0,8})?$"
 """A selection as it is named: NAME, its current version, or NAME@VERSION."""
 
 

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import json
+import math
 from collections.abc import AsyncGenerator, Sequence
 from contextlib import asynccontextmanager
 
@@ -13,7 +14,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from agl_otel.errors import ModelServerError
-from agl_otel.jobs.model_client import TRIES, Access, BoundError, Bounds, ModelClient, Price, PromptRefusedError, Spend
+from agl_otel.jobs.model_client import TRIES, Access, BoundError, Bounds, ModelClient, Price, PromptRefusedError, Spend, _logprobs_of  # pyright: ignore[reportPrivateUsage]  # its shapes
 from agl_otel.service.retry import Backoff
 from tests.model_server import ModelServer
 
@@ -152,3 +153,11 @@ def test_no_bound_is_exceeded_and_no_room_is_left_for_a_call(
         assert any(bound is not None and value > bound for value, bound in over)
     if not stopped:
         assert spend.calls == len(calls)
+
+
+@pytest.mark.parametrize("wrong", [math.nan, math.inf, 0.5, True, -(10**400), "-0.5", None])
+def test_what_is_no_logprob_is_refused(wrong: object) -> None:
+    found = {"choices": [{"logprobs": {"token_logprobs": [None, -0.5, wrong]}}]}
+    with pytest.raises(ModelServerError, match="has no log-probs of the 3 tokens"):
+        _logprobs_of(found, 3)
+    assert _logprobs_of({"choices": [{"logprobs": {"token_logprobs": [None, -0.5, 0]}}]}, 3) == [-0.5, 0]

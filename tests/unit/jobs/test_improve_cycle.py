@@ -1,0 +1,69 @@
+"""What a promotion asks of a cycle's files: its evidence as it was, nothing in it that speaks against it, and the weights that were made."""
+
+from __future__ import annotations
+
+import json
+import shutil
+from collections.abc import Callable
+from pathlib import Path
+
+import pytest
+
+pytest.importorskip("torch", reason="needs the [train] extra")
+
+from agl_otel.algorithms.run_folder import model_fingerprint, with_checksum
+from agl_otel.errors import DataError
+from agl_otel.jobs.improve_cycle import Cycle
+
+
+@pytest.fixture
+def cycle(tmp_path: Path, tiny_policy: Path) -> Cycle:
+    made = Cycle(tmp_path, 1)
+    shutil.copytree(tiny_policy, made.model)
+    made.write("window", {"rollout_ids": ["ro-1"]})
+    made.write("update", {"weights": model_fingerprint(made.model)})
+    made.write("gate", {"why": []})
+    made.write("canary", {"why": "", "steps": []})
+    made.write("verdict", {"verdict": "promoted", "why": [], "evidence": made.digests()})
+    return made
+
+
+def test_weights_with_their_evidence_may_be_served(cycle: Cycle) -> None:
+    cycle.check_promotion()
+
+
+def _other_weights(cycle: Cycle) -> None:
+    path = cycle.model / "model.safetensors"
+    content = bytearray(path.read_bytes())
+    content[-1] ^= 1
+    path.write_bytes(content)
+
+
+def _without_checksum(cycle: Cycle) -> None:
+    (cycle.folder / "gate.json").write_text(json.dumps({"why": []}))
+
+
+@pytest.mark.parametrize(
+    ("harm", "told"),
+    [
+        (_other_weights, "are not those that the cycle made"),
+        (_without_checksum, r"gate\.json"),
+        (lambda cycle: (cycle.folder / "canary.json").unlink(), r"canary\.json .* is not what the weights were promoted on"),
+        (lambda cycle: cycle.write("gate", {"why": [], "drift": 0.1}), r"gate\.json .* is not what the weights were promoted on"),
+        (
+            lambda cycle: (
+                cycle.write("canary", {"why": "canary_worse", "steps": []}),
+                cycle.write("verdict", {"verdict": "promoted", "why": [], "evidence": cycle.digests()}),
+            ),
+            "says promoted, and canary_worse speaks against it",
+        ),
+        (
+            lambda cycle: (cycle.folder / "verdict.json").write_text(json.dumps(with_checksum({"evidence": {}}))),
+            "is not what the weights were promoted on",
+        ),
+    ],
+)
+def test_nothing_is_served_without_its_evidence(cycle: Cycle, harm: Callable[[Cycle], object], told: str) -> None:
+    harm(cycle)
+    with pytest.raises(DataError, match=told):
+        cycle.check_promotion()
