@@ -60,12 +60,14 @@ def improve(
         job, warnings = checked_job(job_file)
         for warning in warnings:
             click.echo(f"warning: {warning}", err=True)
+        say(f"the run's folder is {folder}; {'connecting to' if settings.store else 'starting'} the stack, and starting a model server …")
         async with (
             store_for(settings) as (opened, failed),
             Improvement(job, opened, folder, stack_failed=failed, settings=settings, force=force, on_event=say) as loop,
         ):
             say(f"users are answered by {loop.promoted} (resources {settings.upstream_resources}@{loop.production.version})")
             ended = await loop.improve(cycles)
+            say(f"{cycles} cycles have ended, and with them the model servers: nobody answers users until the loop goes on")
             cycles_done = [{"cycle": each.number, "verdict": each.verdict, "why": each.why} for each in ended]
             return {"run": loop.run_id, "folder": str(folder), "promoted": str(loop.promoted), "cycles": cycles_done}
 

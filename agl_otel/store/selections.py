@@ -42,9 +42,7 @@ class Selections(Resources):
     async def put_selection(self, name: str, rows: Sequence[Selected], made: Mapping[str, Any]) -> Selection:
         """Store a selection, as the next version if there is one of this name. Raises UsageError."""
         if not _NAME.fullmatch(name):
-            raise UsageError(
-                f"{name[:120]!r} is no name for a selection: use 1 to 100 of the characters A-Z a-z 0-9 . _ -, a letter or a digit first"
-            )
+            raise UsageError(f"{name[:120]!r} is no name for a selection: use 1 to 100 letters, digits, . _ -, the first no sign")
         if not rows:
             raise UsageError("the selection would have no attempt")
         if len(rows) > MOST:

@@ -1,4 +1,4 @@
-"""What a promotion asks of a cycle's files: its evidence as it was, nothing in it that speaks against it, and the weights that were made."""
+"""A promotion needs a cycle's evidence as it was, nothing in it that speaks against it, and the weights that were made."""
 
 from __future__ import annotations
 
