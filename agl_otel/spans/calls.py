@@ -47,11 +47,17 @@ class JoinedCall:
 
     @property
     def conversation(self) -> Conversation | None:
-        """The messages of the outermost span that has any; None if none has.
+        """The messages of the outermost span that has a reply, else of the outermost that has any; None if none has.
 
+        The span of a request that a product answers may have its input, and no reply, around the model call that has both.
         Raises SpanShapeError (also a ValueError) that names a span without its dialect's shape.
         """
-        return next((found for each in self.calls if (found := each.conversation).prompt or found.reply), None)
+        asked: Conversation | None = None
+        for each in self.calls:
+            if (found := each.conversation).reply:
+                return found
+            asked = asked or (found if found.prompt else None)
+        return asked
 
     @property
     def is_cut_off(self) -> bool:

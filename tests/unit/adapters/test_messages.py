@@ -98,3 +98,12 @@ def test_malformed_attributes_are_logged_with_the_span(attributes: dict[str, str
     (line,) = caplog.records
     assert "span s1" in line.getMessage()
     assert not line.exc_info
+
+
+def test_the_span_of_a_request_around_a_call_does_not_hide_its_reply() -> None:
+    asked = json.dumps([{"role": "user", "content": "digit 7"}])
+    said = json.dumps([{"role": "assistant", "parts": [{"type": "text", "content": "8"}], "finish_reason": "stop"}])
+    request = span("root", **{"gen_ai.input.messages": asked})
+    call = span("call", "root", **{"gen_ai.input.messages": asked, "gen_ai.output.messages": said, "gen_ai.response.id": "chatcmpl-1"})
+    (found,) = to_messages([request, call])
+    assert [message["content"] for message in found["messages"]] == ["digit 7", "8"]
