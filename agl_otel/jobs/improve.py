@@ -191,8 +191,10 @@ class Improvement(JobRun):
         return found
 
     async def _window(self, cycle: Cycle) -> dict[str, Any]:
-        """Wait for enough rated attempts, and store them as a selection."""
-        taken = {name for number in range(1, cycle.number) for name in Cycle(self.folder, number).of("window")["rollout_ids"]}
+        """Wait for enough rated attempts, and store them as a selection, with those of cycles whose update failed."""
+        taken, failed = set[str](), set[str]()
+        for before in (Cycle(self.folder, number) for number in range(1, cycle.number)):
+            (failed if before.of("update").get("error") else taken).update(before.of("window")["rollout_ids"])
         promotions = [each.ended for each in self.ended if each.verdict == "promoted"]
         changed = promotions[-self.spec.max_promotions - 1] if len(promotions) > self.spec.max_promotions else 0.0
         rated: set[str] = set()
@@ -207,7 +209,7 @@ class Improvement(JobRun):
             unknown = [each.rollout_id for each in fresh if each.rollout_id not in rated]
             rated |= await self._plain.rewarded(unknown, self._sources) if unknown else set()
             ready = [each for each in fresh if each.rollout_id in rated]
-            if len(ready) >= self.spec.attempts:
+            if sum(each.rollout_id not in failed for each in ready) >= self.spec.attempts:
                 break
             await asyncio.sleep(max(POLL_SECONDS, 10 * (time.monotonic() - began)))  # a long history is read more rarely
         ready = ready[-MOST:]
