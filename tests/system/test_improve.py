@@ -100,6 +100,23 @@ def test_bad_weights_are_rolled_back_within_a_bounded_number_of_requests(tmp_pat
         assert 0 < sampled <= 100 + 40, f"canary_most, and what came within the two seconds in which it is noticed: {canary}"
 
 
+def test_an_update_that_fails_loses_neither_users_nor_their_rewards(tmp_path: Path) -> None:
+    with world(tmp_path, {"improve.attempts": "64"}) as found:
+        agent, broken = found.books / "agent.py", found.books / "broken"
+        broken.touch()
+        text = agent.read_text().replace("    reply =", f"    assert not Path({str(broken)!r}).exists(), 'the grader is away'\n    reply =")
+        agent.write_text(text.replace("import functools\n", "import functools\nfrom pathlib import Path\n"))
+        with found.improve(2) as loop:
+            until(lambda: bool(found.facts(1, "verdict")) or loop.process.poll() is not None, "a verdict")
+            assert (found.facts(1, "verdict")["verdict"], found.facts(1, "gate")["why"]) == ("refused", ["update_failed"]), loop.output
+            assert "the grader is away" in found.facts(1, "update")["error"]
+            broken.unlink()
+            until(lambda: bool(found.facts(2, "update")) or loop.process.poll() is not None, "another update")
+            first, second = (set(found.facts(cycle, "window")["rollout_ids"]) for cycle in (1, 2))
+            assert first < second and "error" not in found.facts(2, "update"), loop.output
+            assert all(row["answer"] is not None for row in _after(found, found.facts(1, "window")["ended"]))
+
+
 def _after(found: World, time: float) -> list[dict[str, Any]]:
     return [row for row in found.book("seen") if row["time"] > time]
 
