@@ -36,7 +36,7 @@ COMPARED: Final = 20_000
 CHARACTERS_PER_TOKEN: Final = 4  # for the estimate of --dry-run
 
 
-class _Price(click.ParamType):  # pyright: ignore[reportMissingTypeArgument]  # none before click 8.4
+class _Price(click.ParamType):  # pyright: ignore[reportMissingTypeArgument]  # click 8.2 takes none
     """PROMPT/ANSWER, two numbers."""
 
     name = "price"

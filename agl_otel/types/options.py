@@ -28,7 +28,7 @@ class RunMode(click.Choice[str]):
         return super().convert(value, param, ctx)
 
 
-class Pattern(click.ParamType):  # pyright: ignore[reportMissingTypeArgument]  # none before click 8.4
+class Pattern(click.ParamType):  # pyright: ignore[reportMissingTypeArgument]  # click 8.2 takes none
     """A regular expression."""
 
     name = "regex"
