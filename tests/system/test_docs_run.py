@@ -46,6 +46,7 @@ NOT_RUN: Final = {
     r"agl-otel improve\b": "it needs a model, and users: tests/system/test_improve.py",
     r"agl-otel judge\b": "it needs a model: tests/contract/store/test_judge.py plays the walk",
     r"agl-otel select\b": "it needs attempts: tests/contract/store/test_selections.py plays the walk",
+    r"agl-otel rubrics (show|put)\b": "of a rubric of the reader's: tests/contract/store/test_rubrics_command.py",
     r"agl-otel token\b": "it needs a stack with a token: tests/unit/net/test_auth.py",
     r"agl-otel run -- pytest evals": "of a reader's tests: tests/system/test_injection.py runs pytest",
     r"agl-otel doctor -- python agent\.py": "the same command with my_agent.py is run",
