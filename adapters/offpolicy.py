@@ -21,7 +21,7 @@ from typing import Any, Final, Literal, NamedTuple
 import numpy as np
 from numpy.typing import NDArray
 
-from agl_otel.adapters.ragged import concatenate
+from agl_otel.adapters.ragged import concatenate, take
 from agl_otel.types.columns import Ragged
 
 DRAWS: Final = 2000
@@ -51,6 +51,10 @@ class Logged(NamedTuple):
     """float64, as long: what was earned after each call and before the next. The score of an attempt is their sum."""
     task: NDArray[np.int64]
     """[attempts]: which have the same task, 0 … tasks - 1."""
+
+    def picked(self, attempts: NDArray[np.int64]) -> Logged:
+        """Return these attempts alone."""
+        return Logged(take(self.log_ratios, attempts), take(self.rewards, attempts), self.task[attempts])
 
 
 def joined(parts: Sequence[Logged]) -> Logged:

@@ -3,14 +3,13 @@
 from __future__ import annotations
 
 import asyncio
-import time
 from collections import Counter
 from collections.abc import AsyncGenerator, Awaitable, Callable, Sequence
 from contextlib import asynccontextmanager
 from dataclasses import asdict
 from functools import partial
 from pathlib import Path
-from typing import Any, Final, get_args
+from typing import Any, Final
 
 import click
 import numpy as np
@@ -21,20 +20,17 @@ from agl_otel.adapters.offpolicy import CANNOT_TELL, Estimate, Interval, Logged,
 from agl_otel.adapters.sampling import token_temperatures
 from agl_otel.adapters.trajectories import TrajectoryBatch
 from agl_otel.cli.common import data_dir_option, json_option, print_json, run_async, settings_for, setup_logging, store_option
-from agl_otel.cli.export import ids_of_modes
 from agl_otel.cli.model_access import check_not_proxy, checked_endpoint, key_env_option, key_of
 from agl_otel.cli.output import counted
-from agl_otel.cli.queue import must_exist, span_of_time
+from agl_otel.cli.over import Over, over_options
 from agl_otel.cli.selections import Taken, check_one_of, gone_lines, selection_option, taken_selection
-from agl_otel.cli.training_steps import run_id_of
 from agl_otel.errors import DataError, UsageError
 from agl_otel.jobs.model_client import Access, Bounds, ModelClient, Spend
 from agl_otel.jobs.scoring import served_logprobs
 from agl_otel.stack.sharing import open_store
 from agl_otel.store import Store
-from agl_otel.types import RolloutMode
 from agl_otel.types.columns import Ragged
-from agl_otel.types.options import Finite, Pattern, Whole
+from agl_otel.types.options import Finite, Whole
 
 PAGE: Final = 500
 Score = Callable[[TrajectoryBatch, Ragged], Awaitable[NDArray[np.floating[Any]]]]
@@ -50,18 +46,8 @@ EXIT_CODES: Final = {"better": 0, "worse": 3, "cannot_tell": 4}
 @click.option("--model", metavar="NAME", help="With --server: the new policy, by the name that its server has for it.")
 @key_env_option
 @click.option("--at-once", type=Whole(1, 256), default=16, show_default=True, help="With --server: requests in flight.")
-@click.option(
-    "--over",
-    "modes",
-    multiple=True,
-    type=click.Choice(get_args(RolloutMode)),
-    help="Only attempts of these modes (repeatable): production is adopted traffic.  [default: all but val and test]",
-)
-@click.option("--since", metavar="TIME", help="Only rollouts that began in this time, as in 7d.")
-@click.option("--run", metavar="RUN", help="Only the rollouts of this run: its id, or its folder.")
-@click.option("--rollout", "rollout_ids", multiple=True, metavar="ID", help="Only these (repeatable).")
+@over_options
 @selection_option
-@click.option("--agent-match", type=Pattern(), metavar="REGEX", help="The agents that the new policy is for.  [default: all]")
 @click.option("--reward", metavar="NAME", help="The reward dimension that is the score.  [default: the primary one]")
 @click.option("--reward-source", "sources", metavar="SOURCE", multiple=True, help="Whose rewards count (repeatable).  [default: all]")
 @click.option("--by-step", is_flag=True, help="The score is the sum of an attempt's rewards, each weighed from its place in the attempt.")
@@ -73,7 +59,6 @@ EXIT_CODES: Final = {"better": 0, "worse": 3, "cannot_tell": 4}
 @json_option
 def backtest(
     policy: str | None,
-    rollout_ids: tuple[str, ...],
     selection: str | None,
     data_dir: Path | None,
     store: str | None,
@@ -93,10 +78,9 @@ def backtest(
     Exit codes, for CI: 0 better than what was logged, 3 worse, 4 cannot tell.
     """
     setup_logging()
-    check_one_of(selection, rollout=rollout_ids, over=given["modes"], since=given["since"], run=given["run"])
+    check_one_of(selection, rollout=given["rollout_ids"], over=given["modes"], since=given["since"], run=given["run"])
     settings = settings_for(data_dir, store)
-    since = 0.0 if given["since"] is None else time.time() - span_of_time(given["since"])
-    run_id = None if given["run"] is None else run_id_of(given["run"])
+    over = Over.of(given)
     if (policy is None) == (given["server"] is None) or (policy is None) == (given["model"] is None):
         raise UsageError("give either --policy, or --server with --model")
     own = None if policy is None else _score_by(policy, device)
@@ -104,9 +88,7 @@ def backtest(
     async def main() -> tuple[tuple[Logged, Counter[str], Counter[str]], Taken | None]:
         async with open_store(settings) as opened:
             taken = await taken_selection(opened, selection) if selection is not None else None
-            ids = taken.ids if taken is not None else await must_exist(opened.queue, rollout_ids, opened.reader)
-            if not ids:
-                ids, _ = await ids_of_modes(opened.queue, given["modes"], run_id, since=since)
+            ids = taken.ids if taken is not None else await over.ids(opened)
             if own is not None:
                 return await _read(opened, ids, own, given), taken
             async with _score_behind(opened, given) as served:

@@ -2,26 +2,21 @@
 
 from __future__ import annotations
 
-import time
-from collections.abc import Sequence
 from pathlib import Path
-from typing import Any, Final, Literal, get_args
+from typing import Any, Final, Literal
 
 import click
 
 from agl_otel.adapters.replay import FATES, NOT_REPLAYED, Tally
 from agl_otel.cli.common import data_dir_option, json_option, print_json, run_async, settings_for, setup_logging, store_option
-from agl_otel.cli.export import ids_of_modes
 from agl_otel.cli.model_access import check_not_proxy, checked_endpoint, key_env_option, key_of
 from agl_otel.cli.output import counted
-from agl_otel.cli.queue import must_exist, span_of_time
-from agl_otel.cli.training_steps import run_id_of
+from agl_otel.cli.over import Over, over_options
 from agl_otel.jobs.model_client import Access, Bounds, ModelClient, Spend
 from agl_otel.jobs.replay import Replay
 from agl_otel.stack.sharing import open_store
 from agl_otel.text import printable
-from agl_otel.types import RolloutMode
-from agl_otel.types.options import Finite, Pattern, Whole
+from agl_otel.types.options import Finite, Whole
 
 SHOWN: Final = 10
 """Tool calls that were not recorded, the most frequent ones."""
@@ -33,17 +28,7 @@ EXIT_CODES: Final[dict[Verdict, int]] = {"same": 0, "regressed": 3, "cannot_tell
 @click.option("--server", required=True, metavar="URL", help="The new policy's server, with OpenAI's API: http://host:8000/v1.")
 @click.option("--model", required=True, help="The new policy, by the name that its server has for it.")
 @key_env_option
-@click.option(
-    "--over",
-    "modes",
-    multiple=True,
-    type=click.Choice(get_args(RolloutMode)),
-    help="Only attempts of these modes (repeatable): production is adopted traffic.  [default: all but val and test]",
-)
-@click.option("--since", metavar="TIME", help="Only rollouts that began in this time, as in 7d.")
-@click.option("--run", metavar="RUN", help="Only the rollouts of this run: its id, or its folder.")
-@click.option("--rollout", "rollout_ids", multiple=True, metavar="ID", help="Only these (repeatable).")
-@click.option("--agent-match", type=Pattern(), metavar="REGEX", help="The agents that the new policy is for.  [default: all]")
+@over_options
 @click.option(
     "--misses",
     type=Finite(0, 1),
@@ -62,7 +47,6 @@ EXIT_CODES: Final[dict[Verdict, int]] = {"same": 0, "regressed": 3, "cannot_tell
 def replay(
     server: str,
     model: str,
-    rollout_ids: tuple[str, ...],
     misses: float,
     at_once: int,
     data_dir: Path | None,
@@ -87,14 +71,11 @@ def replay(
         given["max_answer_tokens"],
     )
     settings = settings_for(data_dir, store)
-    since = 0.0 if given["since"] is None else time.time() - span_of_time(given["since"])
-    run_id = None if given["run"] is None else run_id_of(given["run"])
+    over = Over.of(given)
 
     async def main() -> Tally:
         async with open_store(settings) as opened:
-            ids: Sequence[str] = await must_exist(opened.queue, rollout_ids, opened.reader)
-            if not ids:
-                ids, _ = await ids_of_modes(opened.queue, given["modes"], run_id, since=since)
+            ids = await over.ids(opened)
             check_not_proxy(opened, "--server", server, "the replay's")
             async with ModelClient(access, Spend(Bounds())) as asked:
                 return await Replay(opened, asked, seed=given["seed"], agent_match=given["agent_match"]).run(ids, at_once=at_once)

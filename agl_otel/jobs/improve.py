@@ -27,6 +27,7 @@ from typing import Any, Final
 
 import numpy as np
 
+from agl_otel.adapters.cycles import IMPROVE
 from agl_otel.adapters.gates import REFUSALS, Rated, Rules, paired_gain, refusals, trusted_lags
 from agl_otel.adapters.offpolicy import Estimate
 from agl_otel.algorithms.model_export import export_model
@@ -89,7 +90,7 @@ class Improvement(JobRun):
         self._check()
         self._plain = store
         self._trains = self._algorithm
-        self._algorithm = "improve"
+        self._algorithm = IMPROVE
         self._say = on_event
         self._sources: list[str] | None = job.options.get("reward_sources")
 
@@ -106,8 +107,8 @@ class Improvement(JobRun):
         self._exit.callback((lock := lock_run(self.folder)).close)
         first = await prepare_policy(self.job, self.folder)
         options = {"job": digest_of(self.job.options), "model": self.job.policy.model, "algorithm": self._trains}
-        begun = Fingerprint.of("improve", options, self.job.policy.seed)
-        self.run = RunFolder(self.folder, algorithm=begun.algorithm, options=begun.options, seed=begun.seed, lock=lock)
+        made = Fingerprint.of(IMPROVE, options, self.job.policy.seed)
+        self.run = RunFolder(self.folder, algorithm=made.algorithm, options=made.options, seed=made.seed, lock=lock)
         self._first = first
         algorithm = import_module(self.job.run_by).made(self.job, first, "")
         given = {name: self.job.options[name] for name in _RESOURCE if name in self.job.options}
@@ -328,7 +329,7 @@ class Improvement(JobRun):
         canary, bounds = self.canary_of(cycle), tuple(cycle.of("gate")["bounds"])
         while True:
             arms = await arms_since(self._plain, canary, steps.since, self._sources, step=steps.began)
-            await self.production.check_owner()
+            await self.production.current()
             if (step := judged(self.spec, steps, arms, bounds=bounds, runs=await self.production.canary_answers())) is not None:
                 return {**step, "ended": time.time()}
             await asyncio.sleep(POLL_SECONDS)
@@ -352,7 +353,7 @@ class Improvement(JobRun):
         verdict, window, update = (cycle.of(stage) for stage in ("verdict", "window", "update"))
         step = TrainingStep(
             run_id=self.run_id,
-            algorithm="improve",
+            algorithm=IMPROVE,
             step=cycle.number,
             resources_id=self.settings.upstream_resources,
             version_before=verdict["before"],

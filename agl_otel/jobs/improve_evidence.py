@@ -3,22 +3,25 @@
 from __future__ import annotations
 
 import asyncio
+from collections import Counter
 from collections.abc import Collection, Sequence
 from dataclasses import asdict, dataclass
 from pathlib import Path
-from typing import Any, Final
+from typing import TYPE_CHECKING, Any, Final
 
 import numpy as np
 from numpy.typing import NDArray
 
 from agl_otel.adapters.gates import LEAST_RATED, Rated, drift
-from agl_otel.adapters.lengths import pick
 from agl_otel.adapters.logged import logged_of, weighable
 from agl_otel.adapters.offpolicy import Estimate, Logged, estimate, joined
 from agl_otel.adapters.sampling import token_temperatures
 from agl_otel.algorithms.report import final_rewards
 from agl_otel.store import Store
 from agl_otel.types.columns import Traces
+
+if TYPE_CHECKING:
+    from agl_otel.algorithms.grpo.policy import Policy
 
 PAGE: Final = 500
 ALARM_LEVEL: Final = 0.8
@@ -80,48 +83,62 @@ async def evidence(
     from agl_otel.algorithms.grpo.policy import load_policy
 
     policy = await asyncio.to_thread(load_policy, str(model), device=device)
-    pages: list[list[Logged]] = [[], []]
-    changes: list[NDArray[Any]] = []
+    trained, trusted = (_Weighed(policy, agent_match) for _ in range(2))
     pairs: list[tuple[float, float]] = []
-    left_out: dict[str, int] = {}
-    rewards: list[float] = []
-
-    def weigh(traces: Traces, kind: int) -> None:
-        from agl_otel.algorithms.backtest import logprobs_under
-
-        found = weighable(traces, agent_match=agent_match)
-        if not kind:
-            left_out.update({why: left_out.get(why, 0) + count for why, count in found.left_out.items()})
-        if not len(found.batch):
-            return
-        new = logprobs_under(policy, found.batch, token_temperatures(traces.calls, found.batch.rows, default=1.0))
-        if kind:
-            pages[1].append(logged_of(traces, found.batch, new, by_step=False, reward_name=None))
-            return
-        rewards.extend(found.batch.reward.tolist())
-        changes.append(np.stack([new, found.batch.logprobs.values[found.batch.response_mask.values == 1]]))
-        if len(rows := np.flatnonzero([rollout_id in unseen for rollout_id in found.batch.rollout_id])):
-            of_rows = np.isin(np.repeat(np.arange(len(found.batch)), [int((row == 1).sum()) for row in found.batch.response_mask]), rows)
-            pages[0].append(logged_of(traces, pick(found.batch, rows), new[of_rows], by_step=False, reward_name=None))
-
     for start in range(0, len(rollout_ids), PAGE):
         traces = await store.traces(rollout_ids[start : start + PAGE], deadline_seconds=0)
-        trained = traces.trusting(sources)
-        await asyncio.to_thread(weigh, trained, 0)
+        own = traces.trusting(sources)
+        await asyncio.to_thread(trained.add, own, unseen)
         if trusted_sources:
-            trusted = traces.trusting(trusted_sources)
-            await asyncio.to_thread(weigh, trusted, 1)
-            both, known = final_rewards(trained), final_rewards(trusted)
+            others = traces.trusting(trusted_sources)
+            await asyncio.to_thread(trusted.add, others, rollout_ids)
+            both, known = final_rewards(own), final_rewards(others)
             pairs += [(both[name], value) for name, value in known.items() if name in both]
-    new, old = np.concatenate(changes, 1) if changes else np.zeros((2, 0))
     return Evidence(
-        backtest=_estimated(pages[0], 2, 0.95),
-        trusted=_estimated(pages[1], LEAST_RATED, ALARM_LEVEL),
-        drift=drift(new, old),
+        backtest=trained.estimated(2, 0.95),
+        trusted=trusted.estimated(LEAST_RATED, ALARM_LEVEL),
+        drift=trained.drift,
         rated=Rated(*np.array(pairs, np.float64).reshape(-1, 2).T),
-        bounds=_bounds(rewards),
-        left_out=left_out,
+        bounds=_bounds(trained.rewards),
+        left_out=dict(trained.left_out),
     )
+
+
+class _Weighed:
+    """Attempts weighed under new weights, by rewards of one kind."""
+
+    def __init__(self, policy: Policy, agent_match: str | None) -> None:
+        self._policy, self._agent_match = policy, agent_match
+        self._pages: list[Logged] = []
+        self._changes: list[tuple[NDArray[Any], NDArray[Any]]] = []
+        self.rewards: list[float] = []
+        self.left_out = Counter[str]()
+
+    def add(self, traces: Traces, counted: Collection[str]) -> None:
+        """Add a page of attempts; those of the rollouts `counted` count for the estimate."""
+        from agl_otel.algorithms.backtest import logprobs_under
+
+        found = weighable(traces, agent_match=self._agent_match)
+        batch = found.batch
+        self.left_out.update(found.left_out)
+        if not len(batch):
+            return
+        new = logprobs_under(self._policy, batch, token_temperatures(traces.calls, batch.rows, default=1.0))
+        self._changes.append((new, batch.logprobs.values[batch.response_mask.values == 1]))
+        self.rewards += batch.reward.tolist()
+        logged = logged_of(traces, batch, new, by_step=False, reward_name=None)
+        attempts = dict.fromkeys(zip(batch.rollout_id, batch.attempt_id, strict=True))
+        self._pages.append(logged.picked(np.flatnonzero([rollout_id in counted for rollout_id, _ in attempts])))
+
+    def estimated(self, least: int, level: float) -> Estimate | None:
+        """Return the estimate at this level; None where fewer than `least` attempts count."""
+        logged = joined(self._pages)
+        return estimate(logged, level=level) if len(logged.task) >= least else None
+
+    @property
+    def drift(self) -> float:
+        """gates.drift of all attempts."""
+        return drift(*map(np.concatenate, zip(*self._changes, strict=True))) if self._changes else 0.0
 
 
 def _bounds(rewards: Sequence[float]) -> tuple[float, float]:
@@ -130,11 +147,6 @@ def _bounds(rewards: Sequence[float]) -> tuple[float, float]:
         return 0.0, 1.0
     low, high = (float(bound) for bound in np.quantile(rewards, [0.01, 0.99]))
     return (low, high) if low < high else (min(rewards), max(rewards))
-
-
-def _estimated(pages: Sequence[Logged], least: int, level: float) -> Estimate | None:
-    logged = joined(pages)
-    return estimate(logged, level=level) if len(logged.task) >= least else None
 
 
 @dataclass(frozen=True)

@@ -58,6 +58,7 @@ class Production:
     async def own(self, *, force: bool) -> None:
         """Raise UsageError if the set is another's; with `force` it is taken over."""
         now = await self._store.resources(self._resources_id)
+        self.version = "" if now is None else str(now.version)
         if now is None or force or _owner_of(now) == self._owner:
             return
         whose = f"of the run {owner}" if (owner := _owner_of(now)) else "published by hand"
@@ -66,26 +67,24 @@ class Production:
             "--force; two loops need two stacks"
         )
 
-    async def check_owner(self) -> None:
-        """Raise ConflictError if another run has taken the set over."""
+    async def current(self) -> ResourcesUpdate | None:
+        """Return the set. Raises ConflictError if another run has taken it over since this one has published it."""
         now = await self._store.resources(self._resources_id)
         if now is not None and _owner_of(now) != self._owner and self._published:
             raise ConflictError(f"the set {self._resources_id}, by which users are answered, was taken over by {_owner_of(now) or 'hand'}")
+        return now
 
     async def begin(self, model: Path, promotions: int) -> None:
         """Serve the promoted weights, after so many promotions."""
         self._slot = promotions % 2
-        now = await self._store.resources(self._resources_id)
-        self.version = "" if now is None else str(now.version)
         await self._start(self._slot, model)
 
     async def publish(self, canary: str = "", share: float = 0.0) -> None:
         """Say who answers whom: the canary under this name its share of the conversations, the promoted weights all others."""
-        await self.check_owner()
+        now = await self.current()
         llms: NamedResources = {PROMOTED: self._llm(self._slot), OWNER: PromptTemplate(template=self._owner, engine="jinja")}
         if canary:
             llms[canary] = self._llm(1 - self._slot, share=share)
-        now = await self._store.resources(self._resources_id)
         if now is None or now.resources != llms:
             now = await self._store.publish(llms, resources_id=self._resources_id, aside=True)
         self.version = str(now.version)
