@@ -23,9 +23,9 @@ ORDER BY Timestamp"""
 
 @pytest.fixture(scope="module")
 def made(web: Web) -> list[Made]:
-    """Store a rubric and a thousand attempts, some with long answers, and four reviews by two others under another rubric."""
+    """Store a rubric for each test and a thousand attempts, some with long answers, and four reviews by two others under another rubric."""
     built()
-    for name in ("page", "page-agreed"):
+    for name in ("page", "page-agreed", "page-tabs"):
         assert web.rest("POST", "/reviews/rubrics", {"name": name, "text": RUBRIC}).status == 201
     asked = [(f"What is {n} + 1?", f"It is {n + 1}. " + "And so on. " * (n % 40), [-0.1, -n / 500]) for n in range(1000)]
     made = make(web, RUN, asked)
@@ -54,6 +54,6 @@ def test_what_is_pressed_is_stored_before_the_page_goes_on(web: Web, made: list[
 
 @pytest.mark.full
 def test_two_tabs_of_a_reviewer_go_on_from_one_draft(web: Web, made: list[Made], tmp_path: Path) -> None:
-    look("look_tabs.py", {"url": web.url, "run": RUN, "rubric": "page", "sent": str(tmp_path / "sent")}, seconds=200)
-    rows = web.rest("POST", "/sql", {"query": STORED.replace("'ann'", "'tabs'").format("page@1")}).json["rows"]
+    look("look_tabs.py", {"url": web.url, "run": RUN, "rubric": "page-tabs", "sent": str(tmp_path / "sent")}, seconds=200)
+    rows = web.rest("POST", "/sql", {"query": STORED.replace("'ann'", "'tabs'").format("page-tabs@1")}).json["rows"]
     assert rows == [[(tmp_path / "sent").read_text(), "good", "1", "from the first, and more", "from the second"]]
