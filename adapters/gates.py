@@ -28,16 +28,18 @@ REFUSALS: Final = {
     "held_out_no_gain": "the held-out score did not rise by more than chance",
     "backtest_worse": "on the logged attempts it would have earned less",
     "backtest_not_better": "it is not shown that it would have earned more on the logged attempts",
-    "drift": "its replies are further from the promoted weights' than max_drift allows",
+    "drift": "its replies are further from those of the weights that answered than max_drift allows",
     "trusted_falls": "alarm: by the trusted rewards of the logged attempts it would have earned less",
+    "trusted_stays": "alarm: it would have earned more of the rewards that are trained on, and no more of the trusted ones",
+    "trusted_unsure": "the trusted rewards do not show that it would have earned no less; more of them, or a greater gain, would",
     "trusted_lags": "alarm: the rewards that are trained on have risen, and the trusted ones have not followed as they used to",
     "canary_worse": "the canary earned less than the promoted weights by more than chance",
     "canary_no_gain": "the canary's mean reward is lower than the promoted weights' by more than max_drop",
-    "canary_down": "the canary's model server ended",
+    "canary_down": "the canary's model server ended, or did not answer",
     "canary_unrated": "the canary's conversations got too few rewards to judge it",
 }
 """{why weights are not promoted: its text}."""
-ALARMS: Final = frozenset({"trusted_falls", "trusted_lags"})
+ALARMS: Final = frozenset({"trusted_falls", "trusted_stays", "trusted_lags"})
 """The reasons that speak of a reward that is exploited."""
 Array = NDArray[np.float64]
 Asked = Literal["off", "not_worse", "better"]
@@ -106,6 +108,8 @@ class Rules:
     held_out: Asked = "not_worse"
     backtest: Asked = "not_worse"
     max_drift: float | None = None
+    max_trusted_drop: float | None = None
+    """By how much trusted rewards may fall; None: nothing is trusted."""
 
 
 def refusals(
@@ -117,18 +121,25 @@ def refusals(
         rules: what is asked for.
         held_out: the gain on held-out tasks.
         backtest: by the rewards that are trained on; None where too few attempts count.
-        trusted: by the trusted rewards, at a level of 80 %; None where there are none.
+        trusted: by the trusted rewards, at a level of 80 %; None where too few attempts count.
         lags: trusted_lags.
         kl: drift.
     """
     better = backtest is not None and backtest.verdict == "better"
+    more = backtest is not None and backtest.gain.low > 0  # also where the estimate is in doubt: an alarm is cheap
+    falls = trusted is not None and trusted.gain.high < 0
+    stays = more and not falls and trusted is not None and trusted.gain.value <= 0
+    drop = rules.max_trusted_drop
+    unsure = drop is not None and not falls and not stays and (trusted is None or trusted.gain.low < -drop)
     found = {
         "held_out_falls": rules.held_out != "off" and held_out.high < 0,
         "held_out_no_gain": rules.held_out == "better" and held_out.high >= 0 and held_out.low <= 0,
         "backtest_worse": rules.backtest != "off" and backtest is not None and backtest.verdict == "worse",
         "backtest_not_better": rules.backtest == "better" and not better and not (backtest is not None and backtest.verdict == "worse"),
         "drift": rules.max_drift is not None and not kl <= rules.max_drift,  # also where it is not a number
-        "trusted_falls": trusted is not None and trusted.gain.high < 0,
+        "trusted_falls": falls,
+        "trusted_stays": stays,
+        "trusted_unsure": unsure,
         "trusted_lags": lags,
     }
     return tuple(reason for reason, is_so in found.items() if is_so)

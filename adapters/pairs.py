@@ -12,6 +12,7 @@ from agl_otel.types import Span
 
 PAIR_REFUSALS: Final = {
     "no_pair": "all attempts with this prompt have equal rewards",
+    "same_reply": "the best and the worst reply to this prompt are the same text: a pair of them teaches nothing",
     "no_other_attempt": "only one attempt has this prompt, and a pair is of two",
     "unpaired_correction": "the reply that a correction is of was not captured whole, or is the same text",
     "correction_without_tokens": "a correction is text, which has no token ids until a chat template has rendered it",
@@ -25,9 +26,10 @@ def best_and_worst(
     prompt_of: Callable[[Row], Any],
     refused: Counter[str],
     *,
+    reply_of: Callable[[Row], Any],
     paired: Collection[Any] = (),
 ) -> Iterable[tuple[Row, Row]]:
-    """Yield (best, worst) of the rows of each task and prompt; count the rows of groups of one attempt, or with equal rewards.
+    """Yield (best, worst) of the rows of each task and prompt; count the rows of the other groups, by a key of PAIR_REFUSALS.
 
     `tasks` are by rollout id. Of the rows in `paired`, as (rollout id, attempt id, prompt), none is counted.
     """
@@ -36,12 +38,14 @@ def best_and_worst(
         groups.setdefault((tasks[row["rollout_id"]], prompt_of(row)), []).append(row)
     for (_, prompt), group in groups.items():
         best, worst = max(group, key=lambda row: row["reward"]), min(group, key=lambda row: row["reward"])
-        if best["reward"] != worst["reward"]:
+        differ = best["reward"] != worst["reward"]
+        if differ and reply_of(best) != reply_of(worst):
             yield best, worst
             continue
         is_alone = len({(row["rollout_id"], row["attempt_id"]) for row in group}) == 1
         left = sum((row["rollout_id"], row["attempt_id"], prompt) not in paired for row in group)
-        refused.update({"no_other_attempt" if is_alone else "no_pair": left} if left else {})
+        why = "same_reply" if differ else "no_other_attempt" if is_alone else "no_pair"
+        refused.update({why: left} if left else {})
 
 
 def pair_of(best: Row, worst: Row) -> Row:

@@ -335,7 +335,14 @@ def _dpo(reading: Reading, traces: Traces, spans: Sequence[Span]) -> Rows:
     found.refused.update(filter(None, unfit_rows))
     found = replace(found, rows=[row for row, why in zip(found.rows, unfit_rows, strict=True) if not why])
     pairs: list[Row] = []
-    for best, worst in best_and_worst(found.rows, _tasks(traces), lambda row: (row["agent"], tuple(row["prompt_ids"])), found.refused):
+    groups = best_and_worst(
+        found.rows,
+        _tasks(traces),
+        lambda row: (row["agent"], tuple(row["prompt_ids"])),
+        found.refused,
+        reply_of=lambda row: row["response_ids"],
+    )
+    for best, worst in groups:
         sides = (("chosen", best), ("rejected", worst))
         ids = {f"{name}_{field}": row[f"response_{field}"] for name, row in sides for field in ("ids", "mask")}
         sampled = {name: best[name] for name in SAMPLING} | {f"rejected_{name}": worst[name] for name in SAMPLING}
@@ -423,7 +430,10 @@ def _openai_dpo(reading: Reading, traces: Traces, spans: Sequence[Span]) -> Rows
 
     found, corrected = _openai(replace(reading, by_call=True), traces, spans), _corrected(reading, traces, spans)
     paired = {(row["rollout_id"], row["attempt_id"], prompt_of(row)) for row in corrected.rows}
-    pairs = [pair_of(*pair) for pair in best_and_worst(found.rows, _tasks(traces), prompt_of, found.refused, paired=paired)]
+    groups = best_and_worst(
+        found.rows, _tasks(traces), prompt_of, found.refused, reply_of=lambda row: row["messages"][-1], paired=paired
+    )
+    pairs = [pair_of(*pair) for pair in groups]
     unrated = {key[:2] for key in paired} - _taken(reading, traces, Counter()).keys()
     found.refused.subtract({"no_reward": len(unrated)} if unrated else {})
     unpaired = corrected.refused["unpaired_correction"]

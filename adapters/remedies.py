@@ -51,6 +51,7 @@ REFUSED: Final = {
     "no_call_reward": "emit a reward after each call, or give --fill-reward",
     "no_correction": "write one on the dashboard's page /review, or by `agl-otel feedback --correction`",
     "no_pair": "sample more attempts of a task, or reward them more finely",
+    "same_reply": "see why equal replies got different rewards: by chance, or for what else the attempt did",
     "no_other_attempt": "sample more attempts of a task: those with the same input",
     "unpaired_correction": "nothing, where the reply failed or was cut off: --as demonstrations takes the correction alone",
     "correction_without_tokens": "--as openai_dpo pairs it with the reply as text, --as demonstrations takes it alone",

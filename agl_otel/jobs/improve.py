@@ -15,11 +15,10 @@ Weights are promoted by a verdict alone, which holds the digests of the files it
 from __future__ import annotations
 
 import asyncio
-import hashlib
 import shutil
 import time
 from collections import Counter
-from collections.abc import Callable
+from collections.abc import Callable, Collection, Iterable
 from dataclasses import dataclass
 from importlib import import_module
 from pathlib import Path
@@ -37,7 +36,7 @@ from agl_otel.errors import AgentError, DataError, ModelServerError, SettingsErr
 from agl_otel.jobs.grpo import GRPORun
 from agl_otel.jobs.improve_canary import CanarySteps, judged
 from agl_otel.jobs.improve_cycle import FOUND, Cycle
-from agl_otel.jobs.improve_evidence import arms_since, evidence
+from agl_otel.jobs.improve_evidence import arms_since, evidence, held_back, is_backtested
 from agl_otel.jobs.job import Job
 from agl_otel.jobs.production import Production
 from agl_otel.jobs.run import JobRun, unless_failed
@@ -51,8 +50,6 @@ from agl_otel.types.selections import Selected
 RUNS: Final[dict[str, type[ServedRun]]] = {"grpo": GRPORun, "sft": SFTRun}
 """{algorithm: how a cycle trains by it}."""
 POLL_SECONDS: Final = 1.0
-HELD_BACK: Final = 4
-"""One in so many attempts of a window is not trained on: on the others a back-test would call what was learnt by heart better."""
 KEPT_MODELS: Final = 2
 """The promoted weights, and those before."""
 LARGE: Final = ("checkpoints", "weights", "rounds", "policy")
@@ -198,7 +195,7 @@ class Improvement(JobRun):
             (failed if before.of("update").get("error") else taken).update(before.of("window")["rollout_ids"])
         promotions = [each.ended for each in self.ended if each.verdict == "promoted"]
         changed = promotions[-self.spec.max_promotions - 1] if len(promotions) > self.spec.max_promotions else 0.0
-        rated: set[str] = set()
+        rated, watched, waits = set[str](), set[str](), False
         traffic = Offline(self._plain, self.job.options.get("offline_mode", ADOPTED), None)
         while True:
             began = time.monotonic()
@@ -207,27 +204,38 @@ class Improvement(JobRun):
             fresh = [each for each in found if each.start_time >= max(oldest, changed)]
             old = {"too_long_ago": sum(each.start_time < oldest for each in found)}
             old |= {"old_weights": len(found) - len(fresh) - old["too_long_ago"]}
-            unknown = [each.rollout_id for each in fresh if each.rollout_id not in rated]
-            rated |= await self._plain.rewarded(unknown, self._sources) if unknown else set()
+            rated |= await self._rewarded(fresh, rated, self._sources)
             ready = [each for each in fresh if each.rollout_id in rated]
-            if sum(each.rollout_id not in failed for each in ready) >= self.spec.attempts:
+            if self.spec.trusted_sources:
+                watched |= await self._rewarded(ready, watched, self.spec.trusted_sources)
+            missing = self.spec.trusted_rated - sum(each.rollout_id in watched for each in ready) if self.spec.trusted_sources else 0
+            enough = sum(each.rollout_id not in failed for each in ready) >= self.spec.attempts
+            if enough and missing <= 0:
                 break
+            if enough and not waits:
+                self._say(f"cycle {cycle.number}: {len(ready)} attempts are rated; it waits until {missing} more have a trusted reward")
+            waits = waits or enough
             await asyncio.sleep(max(POLL_SECONDS, 10 * (time.monotonic() - began)))  # a long history is read more rarely
         ready = ready[-MOST:]
         made = {"by": f"improve {self.run_id}", "cycle": cycle.number, "sources": self._sources}
-        held_back = [each.rollout_id for each in ready if _is_held_back(each.rollout_id)]
-        trained = [each for each in ready if each.rollout_id not in held_back]
+        unseen = held_back([each.rollout_id for each in ready], watched)
+        trained = [each for each in ready if each.rollout_id not in set(unseen)]
         kept = await self._plain.put_selection(self.run_id, [_selected(each) for each in trained], made)
         self._say(f"cycle {cycle.number}: {len(ready)} rated attempts ({kept.selection}); {len(fresh) - len(ready)} wait for a reward")
         return {
             "selection": kept.selection,
             "digest": kept.digest,
             "rollout_ids": [each.rollout_id for each in ready],
-            "held_back": held_back,
+            "held_back": unseen,
             "version": self.production.version,
             "unrated": len(fresh) - len(ready),
             "too_old": old,
         }
+
+    async def _rewarded(self, rollouts: Iterable[Rollout], known: Collection[str], sources: Collection[str] | None) -> set[str]:
+        """Return which of the rollouts have a reward of these sources by now, without those that are known to have one."""
+        unknown = [each.rollout_id for each in rollouts if each.rollout_id not in known]
+        return await self._plain.rewarded(unknown, sources) if unknown else set()
 
     async def _update(self, cycle: Cycle) -> dict[str, Any]:
         """Train on the window from the promoted weights, and score both on the held-out tasks."""
@@ -276,6 +284,7 @@ class Improvement(JobRun):
             self._plain,
             window["rollout_ids"],
             cycle.model,
+            backtested=[each for each in window["held_back"] if is_backtested(each)],
             unseen=window["held_back"],
             sources=self._sources,
             trusted_sources=self.spec.trusted_sources,
@@ -284,7 +293,8 @@ class Improvement(JobRun):
         )
         before, after = ([value or 0.0 for value in update[name]] for name in ("before", "after"))
         gain = paired_gain(before, after)
-        rules = Rules(self.spec.held_out, self.spec.backtest, self.spec.max_drift)
+        drop = self.spec.max_drop if self.spec.trusted_sources else None
+        rules = Rules(self.spec.held_out, self.spec.backtest, self.spec.max_drift, drop)
         lags = trusted_lags(self._first_rated() or found.rated, found.rated)
         why = refusals(rules, held_out=gain, backtest=found.backtest, trusted=found.trusted, lags=lags, kl=found.drift)
         scores = float(np.mean(before)), float(np.mean(after))
@@ -373,11 +383,6 @@ class Improvement(JobRun):
 def _selected(rollout: Rollout | AttemptedRollout) -> Selected:
     attempt = rollout.attempt.attempt_id if isinstance(rollout, AttemptedRollout) else ""
     return Selected(rollout_id=rollout.rollout_id, attempt_id=attempt)
-
-
-def _is_held_back(rollout_id: str) -> bool:
-    """Return whether an attempt is not trained on, but for the back-test: every fourth one, by a hash."""
-    return hashlib.sha256(rollout_id.encode()).digest()[0] % HELD_BACK == 0
 
 
 def _told(found: Estimate | None) -> str:

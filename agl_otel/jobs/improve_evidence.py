@@ -3,8 +3,9 @@
 from __future__ import annotations
 
 import asyncio
+import hashlib
 from collections import Counter
-from collections.abc import Collection, Sequence
+from collections.abc import Collection, Iterable, Sequence
 from dataclasses import asdict, dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Final
@@ -24,6 +25,8 @@ if TYPE_CHECKING:
     from agl_otel.algorithms.grpo.policy import Policy
 
 PAGE: Final = 500
+HELD_BACK: Final = 4
+"""One in so many attempts is not trained on: on the others a back-test would call what was learnt by heart better."""
 ALARM_LEVEL: Final = 0.8
 """Of the interval by which trusted rewards raise an alarm: a halt is cheap, and trusted rewards are few."""
 
@@ -35,7 +38,7 @@ class Evidence:
     backtest: Estimate | None
     """By the rewards that are trained on, of attempts that were not; None where fewer than two count."""
     trusted: Estimate | None
-    """By the trusted ones, of all attempts; None where fewer than gates.LEAST_RATED count."""
+    """By the trusted ones, likewise; None where fewer than gates.LEAST_RATED count."""
     drift: float
     """gates.drift."""
     rated: Rated
@@ -62,6 +65,7 @@ async def evidence(
     rollout_ids: Sequence[str],
     model: Path,
     *,
+    backtested: Collection[str],
     unseen: Collection[str],
     sources: Collection[str] | None,
     trusted_sources: Collection[str],
@@ -74,7 +78,8 @@ async def evidence(
         store: a connected store.
         rollout_ids: the cycle's attempts.
         model: the new weights.
-        unseen: those of them that the weights were not trained on.
+        backtested: those of them that count for the back-test.
+        unseen: those that the weights were not trained on; they count for the trusted estimate.
         sources: of the rewards that are trained on; None: all.
         trusted_sources: of those that are not.
         agent_match: the agents that are trained.
@@ -88,10 +93,10 @@ async def evidence(
     for start in range(0, len(rollout_ids), PAGE):
         traces = await store.traces(rollout_ids[start : start + PAGE], deadline_seconds=0)
         own = traces.trusting(sources)
-        await asyncio.to_thread(trained.add, own, unseen)
+        await asyncio.to_thread(trained.add, own, backtested)
         if trusted_sources:
             others = traces.trusting(trusted_sources)
-            await asyncio.to_thread(trusted.add, others, rollout_ids)
+            await asyncio.to_thread(trusted.add, others, unseen)
             both, known = final_rewards(own), final_rewards(others)
             pairs += [(both[name], value) for name, value in known.items() if name in both]
     return Evidence(
@@ -102,6 +107,29 @@ async def evidence(
         bounds=_bounds(trained.rewards),
         left_out=dict(trained.left_out),
     )
+
+
+def held_back(rollout_ids: Iterable[str], trusted: Collection[str]) -> list[str]:
+    """Return the attempts that are not trained on: those that is_backtested names, and those that have a `trusted` reward.
+
+    Training makes a reply that users liked by chance more probable: were it right as well, its trusted reward would flatter the weights.
+    Where more than half of the attempts have one, every second of those is held back: else nothing would be trained on.
+    """
+    ids = list(rollout_ids)
+    watched = [each for each in ids if each in trusted]
+    if 2 * len(watched) > len(ids):
+        watched = [each for each in watched if _drawn(each, 2)]
+    kept = set(watched)
+    return [each for each in ids if each in kept or is_backtested(each)]
+
+
+def is_backtested(rollout_id: str) -> bool:
+    """Return whether an attempt counts for the back-test: one in HELD_BACK, by a hash, for reviewers need not choose at random."""
+    return _drawn(rollout_id, HELD_BACK)
+
+
+def _drawn(rollout_id: str, one_in: int) -> bool:
+    return hashlib.sha256(rollout_id.encode()).digest()[0] % one_in == 0
 
 
 class _Weighed:

@@ -7,6 +7,7 @@ from typing import Annotated, Final, Literal
 
 from pydantic import AfterValidator, BaseModel, Field
 
+from agl_otel.adapters.gates import LEAST_RATED
 from agl_otel.algorithms.options import MONTH_SECONDS, STRICT
 
 Age = Annotated[float, Field(ge=1, le=12 * MONTH_SECONDS, description="it is a time in seconds")]
@@ -42,6 +43,8 @@ class ImproveSpec(BaseModel):
     """The greatest mean divergence of a reply's tokens from the promoted weights."""
     trusted_sources: list[str] = Field(default_factory=list)
     """Sources of rewards that are never trained on, and watch those that are: graders, reviewers. Needs `reward_sources` of [algorithm]."""
+    trusted_rated: Annotated[int, Field(ge=LEAST_RATED, le=100_000, description="so many attempts of a cycle have a trusted reward")] = 32
+    """With `trusted_sources` a cycle also waits until so many of its attempts have a reward of theirs."""
     canary: Annotated[Share | list[Share], AfterValidator(_rising)] = 0.1
     """The share of conversations that new weights answer first, or several rising ones, [0.05, 0.3]: the canary's steps, each of which
     is judged by rewards of its own."""
@@ -51,7 +54,8 @@ class ImproveSpec(BaseModel):
     canary_most: Annotated[int, Field(ge=2, le=10_000_000, description="a canary answers so many conversations at most")] = 256
     """Conversations of a step after which a canary is rolled back that has not got these rewards."""
     max_drop: Annotated[float, Field(ge=0, le=1e9, description="it is a difference of mean rewards")] = 0.05
-    """By how much the canary's mean reward may be lower than the promoted weights' of the same time."""
+    """By how much the canary's mean reward may be lower than the promoted weights' of the same time; and the trusted rewards of the logged
+    attempts, by the lower end of their 80 % interval."""
 
     @property
     def shares(self) -> tuple[float, ...]:

@@ -16,6 +16,7 @@ pytest.importorskip("torch", reason="needs the [train] extra")
 
 import itertools
 
+from agl_otel.adapters.gates import ALARMS
 from agl_otel.store import Store
 from tests.improve_world import World, right_share, rollout_of, world
 from tests.system.stack_process import until
@@ -121,7 +122,6 @@ def _after(found: World, time: float) -> list[dict[str, Any]]:
     return [row for row in found.book("seen") if row["time"] > time]
 
 
-@pytest.mark.long  # its bar is not met in each run: with few trusted rewards the alarm may come a cycle too late
 def test_an_exploited_reward_raises_its_alarm_before_the_true_score_falls(tmp_path: Path) -> None:
     watched = {
         **BETTER, "improve.trusted_sources": '["reviewers"]', "improve.held_out": '"off"', "improve.backtest": '"off"',
@@ -137,5 +137,4 @@ def test_an_exploited_reward_raises_its_alarm_before_the_true_score_falls(tmp_pa
 
 
 def _alarm(found: World) -> int | None:
-    alarms = {"trusted_falls", "trusted_lags"}
-    return next((cycle for cycle in range(1, 9) if alarms & set(found.facts(cycle, "gate").get("why", ()))), None)
+    return next((cycle for cycle in range(1, 9) if ALARMS & set(found.facts(cycle, "gate").get("why", ()))), None)

@@ -77,9 +77,10 @@ def test_pairs_are_made_by_the_mean_of_the_last_reviews_under_a_rubric(store: Li
 
     made = asyncio.run(fill())
     report, rows = exported(cli, made, tmp_path / "pairs.jsonl", "--as", "openai_dpo", "--rubric", TONE)
-    (pair,) = [row for row in rows if row["preferred_output"][0]["content"] == "liked"]
+    (pair,) = rows
+    assert pair["preferred_output"][0]["content"] == "liked"
     assert pair["non_preferred_output"][0]["content"] == "split" and pair["input"]["messages"][0]["content"] == "a"
-    assert report["refused"] == {"no_reward": 2, "no_pair": 4} and report["rollouts_used"] == 2
+    assert report["refused"] == {"no_reward": 2, "no_pair": 4, "same_reply": 2} and report["rollouts_used"] == 2
     _, tokens = exported(cli, made[:2], tmp_path / "tokens.jsonl", "--as", "transitions", "--rubric", TONE)
     assert {row["rollout_id"]: row["reward"] for row in tokens} == {made[0].rollout_id: 0.5, made[1].rollout_id: 1.0}
     cli.run(str(tmp_path / "again.jsonl"), "--rebuild", str(tmp_path / "pairs.jsonl.pin.json"))
@@ -139,12 +140,11 @@ def test_a_correction_and_the_reply_that_it_corrects_are_a_pair_of_one_attempt(s
     assert sorted((row["preferred_output"][0]["content"], row["non_preferred_output"][0]["content"]) for row in rows) == [
         ("better", "good"),
         ("good", "bad"),
-        ("let me think", "let me think"),
         ("right", "wrong"),
     ]
     (pair,) = [row for row in rows if row["preferred_output"][0]["content"] == "right"]
     assert pair["input"]["messages"] == [{"role": "user", "content": "a"}, *asked]
-    assert report["refused"] == {"no_other_attempt": 4, "unpaired_correction": 1}, "an attempt in a pair is not refused"
+    assert report["refused"] == {"no_other_attempt": 4, "unpaired_correction": 1, "same_reply": 2}, "an attempt in a pair is not refused"
     assert report["rollouts_used"] == 3
 
     def kept(*options: str) -> list[str]:
