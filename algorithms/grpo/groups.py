@@ -198,20 +198,27 @@ class InFlight:
         return taken
 
     async def _wait(self, group_of: Mapping[str, Group], timeout_seconds: float, *, until: Callable[[], bool]) -> None:
-        """Put these rollouts, each into its group, as they finish: until `until` holds, all have finished, or the time is over."""
+        """Put these rollouts, each into its group, as they finish: until `until` holds, the time is over, or all that exist have finished."""
         if self._reward_wait is None:
             await self._watch(group_of, timeout_seconds, until=until)
             return
         deadline = time.monotonic() + timeout_seconds
-        while not until() and (left := deadline - time.monotonic()) > 0:
-            running = {name: group for group in dict.fromkeys(group_of.values()) for name in group.running}
-            if not running and not any(group.unrewarded for group in group_of.values()):
-                return
-            if running:
-                await self._watch(running, min(left, REWARD_SECONDS), until=until)
-            else:
-                await asyncio.sleep(min(left, REWARD_SECONDS))
-            await self._finish_rewarded(self._reward_wait)
+        running = {name: group for group in dict.fromkeys(group_of.values()) for name in group.running}
+        watching = asyncio.create_task(self._watch(running, timeout_seconds, until=until))
+        try:
+            while not until() and (left := deadline - time.monotonic()) > 0:
+                if not watching.done():
+                    await asyncio.wait({watching}, timeout=min(left, REWARD_SECONDS))
+                elif error := watching.exception():
+                    raise error
+                elif any(group.unrewarded for group in group_of.values()):
+                    await asyncio.sleep(min(left, REWARD_SECONDS))
+                else:
+                    return  # what has not finished was deleted
+                await self._finish_rewarded(self._reward_wait)
+        finally:
+            watching.cancel()
+            await asyncio.gather(watching, return_exceptions=True)
 
     async def _finish_rewarded(self, wait: RewardWait) -> None:
         over = await wait.over([rollout for group in self.groups for rollout in group.unrewarded.values()])

@@ -109,6 +109,17 @@ async def test_a_rollout_that_waits_for_a_reward_keeps_its_group_back_and_failed
     assert await taking == [first] and first.whole, "it is in the next step, once"
 
 
+async def test_a_deleted_rollout_is_not_waited_for(store: LightningStore) -> None:
+    running = InFlight(store, RewardWait(3600.0, store.rewarded))
+    await running.enqueue([[EnqueueRolloutRequest(input={"task": 1})] * 2], step=1)
+    (group,) = running.groups
+    await store.queue.delete([group.rollout_ids[0]])
+    await store.update_rollout(group.rollout_ids[1], status="failed")
+    async with asyncio.timeout(HANG_SECONDS):
+        assert await running.take(1, step=1, oldest_step=NONE_OVERDUE, timeout_seconds=100 * HANG_SECONDS) == [group]
+    assert list(group.finished) == [group.rollout_ids[1]]
+
+
 async def test_a_group_that_is_too_old_waits_for_no_reward(store: LightningStore) -> None:
     running = InFlight(store, RewardWait(3600.0, store.rewarded))
     await running.enqueue([[EnqueueRolloutRequest(input={"task": 1})] * 2], step=1)
