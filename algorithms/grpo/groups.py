@@ -198,7 +198,7 @@ class InFlight:
         return taken
 
     async def _wait(self, group_of: Mapping[str, Group], timeout_seconds: float, *, until: Callable[[], bool]) -> None:
-        """Put these rollouts, each into its group, as they finish: until `until` holds, the time is over, or all that exist have finished."""
+        """Put these rollouts, each into its group, as they finish: until `until` holds, the time is over, or no other can finish."""
         if self._reward_wait is None:
             await self._watch(group_of, timeout_seconds, until=until)
             return
