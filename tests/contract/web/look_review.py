@@ -179,6 +179,26 @@ def agree(page: Any) -> None:
     expect(page.locator("aside .pair").last).to_contain_text("cannot tell: no attempt has been reviewed by both")
 
 
+def choose_selection(page: Any) -> None:
+    """Name a selection by keyboard: its attempts are shown, in its order, and why; and an unknown one is an error that names it."""
+    page.goto(f"{given['url']}/review?rubric={given['agreed']}")
+    tab_to(page, "Selection")
+    page.keyboard.type("nobody")
+    page.keyboard.press("Enter")
+    expect(page.locator("main")).to_contain_text("there is no selection", timeout=30_000)
+    page.get_by_label("Selection").fill(given["selection"])
+    page.get_by_label("Selection").press("Enter")
+    expect(page.get_by_label("Rule")).to_have_value("selected")
+    for place, (rollout, why) in enumerate(given["selected"], 1):
+        expect(page.locator("aside .tail")).to_have_attribute("title", rollout, timeout=30_000)
+        expect(page.locator("aside .count")).to_contain_text(f"{place} of {len(given['selected'])}")
+        expect(page.locator("aside")).to_contain_text(why)
+        assert given["answers"][rollout] in page.locator(".review-talk .said.reply").inner_text(timeout=30_000)
+        page.locator(".review-talk").focus()
+        page.keyboard.press("j")
+    expect(page.locator(".review-talk")).to_contain_text("That was the last one", timeout=30_000)
+
+
 def change_rubric(page: Any) -> None:
     """Store the next version of a rubric, by keyboard: everything is to be reviewed anew."""
     page.goto(address)
@@ -242,6 +262,7 @@ def main() -> None:
         page.set_viewport_size({"width": 1440, "height": 860})
         agree(page)
         page.screenshot(path=f"{given['shots']}/review-agreement.png")
+        choose_selection(page)
         change_rubric(page)
         page.keyboard.press("Escape")
         page.keyboard.press("?")

@@ -2,12 +2,15 @@
 
 from __future__ import annotations
 
+import asyncio
 import json
 from pathlib import Path
 from typing import Any, Final
 
 import pytest
 
+from agl_otel.store import Store
+from agl_otel.types.selections import Selected
 from agl_otel_hook import conventions
 from tests.contract.web.browser import built, look
 from tests.contract.web.conftest import Web
@@ -36,10 +39,18 @@ def made(web: Web) -> list[Made]:
     return made
 
 
+async def select(web: Web, name: str, rows: list[Selected]) -> None:
+    async with Store(web.url) as store:
+        await store.put_selection(name, rows, {})
+
+
 @pytest.mark.full
 def test_what_is_pressed_is_stored_before_the_page_goes_on(web: Web, made: list[Made], tmp_path: Path) -> None:
     answers = {each.rollout_id: f"It is {place + 1}." for place, each in enumerate(made)}
     given: dict[str, Any] = {"url": web.url, "run": RUN, "rubric": "page", "agreed": "page-agreed", "labels": LABELS, "answers": answers}
+    chosen = [(made[each], f"KeyError: {each}") for each in (700, 20, 21)]
+    given |= {"selection": "page-hard", "selected": [(each.rollout_id, why) for each, why in chosen]}
+    asyncio.run(select(web, "page-hard", [Selected(**each.named(), cluster=why) for each, why in chosen]))
     look("look_review.py", {**given, "shots": str(tmp_path)}, seconds=400)
     pressed: dict[str, dict[str, str]] = json.loads((tmp_path / "pressed.json").read_text())
     rows = web.rest("POST", "/sql", {"query": STORED.format("page@1")}).json["rows"]
