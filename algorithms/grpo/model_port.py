@@ -54,11 +54,11 @@ def counted() -> Any:
 
 
 async def json_body(request: web.Request) -> Any:
-    """Read the body as JSON. Raises UsageError if it is none."""
+    """Read the body as JSON. Raises UsageError if it is none, or nested too deeply to read."""
     try:
         return await json_of(request)
-    except ValueError as error:
-        raise UsageError(f"the body is not JSON: {error}") from error
+    except (ValueError, RecursionError) as error:
+        raise UsageError(f"the body is not JSON that can be read: {error}") from error
 
 
 async def weights_wanted(request: web.Request) -> tuple[Path, str]:

@@ -95,6 +95,14 @@ def test_a_model_server_without_a_key_listens_on_loopback_only() -> None:
     assert model_server_key("") == "" and model_server_key("a") != model_server_key("b")
 
 
+async def test_json_that_is_nested_too_deeply_is_the_callers_mistake(tiny_policy: Path) -> None:
+    body = b'{"messages": ' + b"[" * 100_000 + b"]" * 100_000 + b"}"
+    async with Engine(load_policy(tiny_policy)) as engine, serving(make_app(engine)) as url, aiohttp.ClientSession() as session:
+        for path in POSTS:
+            async with session.post(f"{url}{path}", data=body, headers={"Content-Type": "application/json"}) as answer:
+                assert answer.status == 400 and "not JSON that can be read" in await answer.text()
+
+
 async def asked(url: str, **more: Any) -> tuple[int, str]:
     body = {"messages": [{"role": "user", "content": "digit 437"}], "max_tokens": 4, **more}
     async with aiohttp.ClientSession() as session, session.post(f"{url}/v1/chat/completions", json=body) as answer:
