@@ -23,6 +23,7 @@ from agl_otel.cli.common import data_dir_option, json_option, print_json, run_as
 from agl_otel.cli.model_access import check_not_proxy, checked_endpoint, key_env_option, key_of
 from agl_otel.cli.output import counted
 from agl_otel.cli.over import Over, over_options
+from agl_otel.cli.queue import reading
 from agl_otel.cli.selections import Taken, check_one_of, gone_lines, selection_option, taken_selection
 from agl_otel.errors import DataError, UsageError
 from agl_otel.jobs.model_client import Access, Bounds, ModelClient, Spend
@@ -89,10 +90,11 @@ def backtest(
         async with open_store(settings) as opened:
             taken = await taken_selection(opened, selection) if selection is not None else None
             ids = taken.ids if taken is not None else await over.ids(opened)
-            if own is not None:
-                return await _read(opened, ids, own, given), taken
-            async with _score_behind(opened, given) as served:
-                return await _read(opened, ids, served, given), taken
+            with reading("scoring attempts", silent=as_json) as on_read:
+                if own is not None:
+                    return await _read(opened, ids, own, given, on_read), taken
+                async with _score_behind(opened, given) as served:
+                    return await _read(opened, ids, served, given, on_read), taken
 
     (logged, left_out, differing), taken = run_async(main)
     selected = {} if taken is None else {"selection": taken.report()}
@@ -128,20 +130,23 @@ async def _score_behind(store: Store, given: dict[str, Any]) -> AsyncGenerator[S
         yield lambda batch, _: served_logprobs(model, batch, at_once=given["at_once"])
 
 
-async def _read(store: Store, ids: Sequence[str], score: Score, given: dict[str, Any]) -> tuple[Logged, Counter[str], Counter[str]]:
+async def _read(
+    store: Store, ids: Sequence[str], score: Score, given: dict[str, Any], on_read: Callable[[int, int], None]
+) -> tuple[Logged, Counter[str], Counter[str]]:
     """Return the attempts that count, the number of those that do not by reason, and of calls by the field that is not known."""
     pages: list[Logged] = []
     left_out, differing = Counter[str](), Counter[str]()
-    read = partial(weighable, agent_match=given["agent_match"], reward_name=given["reward"], at_one=given["server"] is not None)
+    weigh = partial(weighable, agent_match=given["agent_match"], reward_name=given["reward"], at_one=given["server"] is not None)
     for start in range(0, len(ids), PAGE):
         traces = await store.traces(ids[start : start + PAGE], deadline_seconds=0, tree=given["by_step"])
         traces = traces.trusting(given["sources"] or None)
-        found = await asyncio.to_thread(read, traces)
+        found = await asyncio.to_thread(weigh, traces)
         left_out.update(found.left_out)
         differing.update(found.batch.differing)
         if len(found.batch):
             new = await score(found.batch, token_temperatures(traces.calls, found.batch.rows, default=1.0))
             pages.append(logged_of(traces, found.batch, new, by_step=given["by_step"], reward_name=given["reward"]))
+        on_read(min(start + PAGE, len(ids)), len(ids))
     return joined(pages), left_out, differing
 
 

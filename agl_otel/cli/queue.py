@@ -5,7 +5,7 @@ from __future__ import annotations
 import contextlib
 import re
 import time
-from collections.abc import AsyncGenerator, Sequence
+from collections.abc import AsyncGenerator, Callable, Generator, Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Final, get_args
 
@@ -51,6 +51,14 @@ def progress(*, silent: bool) -> Progress:
     """Make a progress bar on stderr."""
     columns = (TextColumn("{task.description}"), BarColumn(), MofNCompleteColumn(), TimeRemainingColumn())
     return Progress(*columns, console=Console(stderr=True), disable=silent, transient=True)
+
+
+@contextlib.contextmanager
+def reading(what: str, *, silent: bool) -> Generator[Callable[[int, int], None]]:
+    """Show a progress bar on stderr; yield a function that is told (number read, number of all)."""
+    with progress(silent=silent) as bar:
+        task = bar.add_task(what, total=None)
+        yield lambda read, total: bar.update(task, completed=read, total=total)
 
 
 def span_of_time(text: str) -> float:

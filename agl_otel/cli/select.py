@@ -12,7 +12,7 @@ import click
 from agl_otel.adapters.batches import LEFT_OUT
 from agl_otel.cli.common import data_dir_option, json_option, print_json, run_async, settings_for, setup_logging, store_option
 from agl_otel.cli.output import counted, moment
-from agl_otel.cli.queue import span_of_time
+from agl_otel.cli.queue import reading, span_of_time
 from agl_otel.cli.selections import Taken, gone_lines
 from agl_otel.cli.training_files import check_target, writing_rows
 from agl_otel.cli.training_steps import run_id_of
@@ -98,7 +98,8 @@ def select(
                 selection = await opened.selection(name)
                 report = {**Taken(selection, await opened.gone(selection)).report(), "made": selection.made}
                 return _report(report, selection.rows, target)
-            chosen = await choose(opened, choice)
+            with reading("reading what failed", silent=as_json) as on_read:
+                chosen = await choose(opened, choice, on_read=on_read)
             made = {"time": time.time(), "options": options, "read": chosen.read, "left_out": dict(chosen.left_out)}
             if dry_run or not chosen.rows:
                 return _report({"selection": None, "made": made, "gone": {}}, chosen.rows, target)

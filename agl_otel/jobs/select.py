@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import math
 from collections import Counter
-from collections.abc import Collection, Iterable, Mapping, Sequence
+from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
 from dataclasses import asdict, dataclass, field
 from typing import Any, Final, NamedTuple
 
@@ -22,6 +22,8 @@ from agl_otel.types.selections import Selected
 
 PAGE: Final = 2_000  # rollouts whose figures are read at a time, and in one query of the queue
 READ: Final = 100  # attempts whose spans are in memory at a time
+OnRead = Callable[[int, int], object]
+"""Called with the number of attempts that were read, and of all that are."""
 COLUMNS: Final = ("RolloutId", "AttemptId", "Value")
 """Of a query: the first is needed."""
 
@@ -93,10 +95,10 @@ class _Batch:
         self.leave_out([key for key in self.keys if key not in keys], why)
 
 
-async def select(store: Store, choice: Choice) -> Chosen:
+async def select(store: Store, choice: Choice, *, on_read: OnRead = lambda *_: None) -> Chosen:
     """Select attempts, in order: that of the query, else of their enqueue, else of their value. Nothing is stored.
 
-    Raises UsageError for a query without rollout ids, and QueryError.
+    `on_read` is called as spans are read. Raises UsageError for a query without rollout ids, and QueryError.
     """
     await store.open()
     await store.reader.barrier()
@@ -113,7 +115,7 @@ async def select(store: Store, choice: Choice) -> Chosen:
         values |= {key: query[key[0]].value for key in values if query[key[0]].value is not None}
     clusters: dict[AttemptKey, str] = {}
     if choice.failed:
-        clusters = await _keep_failed(store, batch, figures, rewards, choice)
+        clusters = await _keep_failed(store, batch, figures, rewards, choice, on_read)
     if choice.near is not None:
         batch.leave_out(_near_duplicates(batch, tasks, choice.near), "near_duplicate")
     batch.keys = by_value(batch.keys, values, tasks) if choice.by_value else batch.keys
@@ -215,19 +217,20 @@ async def _keep_failed(
     figures: Mapping[AttemptKey, AttemptFigures],
     rewards: Mapping[AttemptKey, float | None],
     choice: Choice,
+    on_read: OnRead,
 ) -> dict[AttemptKey, str]:
     """Leave out what did not fail, and clusters that were not asked for; return the cluster of each attempt that failed."""
     failed = {
         key for key, rollout in batch.rollouts.items() if has_failed(rollout.status, figures[key].verdict.kind, rewards[key], choice.below)
     }
     batch.keep(failed, "not_failed")
-    clusters = await _clusters(store, batch, figures)
+    clusters = await _clusters(store, batch, figures, on_read)
     if choice.clusters:
         batch.keep({key for key, name in clusters.items() if any(text in name for text in choice.clusters)}, "other_cluster")
     return clusters
 
 
-async def _clusters(store: Store, batch: _Batch, figures: Mapping[AttemptKey, AttemptFigures]) -> dict[AttemptKey, str]:
+async def _clusters(store: Store, batch: _Batch, figures: Mapping[AttemptKey, AttemptFigures], on_read: OnRead) -> dict[AttemptKey, str]:
     """Return the cluster of each attempt that is left."""
     failures: dict[AttemptKey, str] = {}
     for start in range(0, len(batch.keys), READ):
@@ -237,6 +240,7 @@ async def _clusters(store: Store, batch: _Batch, figures: Mapping[AttemptKey, At
             spans.setdefault((span.rollout_id, span.attempt_id), []).append(span)
         for key in page:
             failures[key] = what_failed(spans.get(key, []), batch.rollouts[key].attempt, figures[key].verdict.kind)
+        on_read(len(failures), len(batch.keys))
     return named(failures)
 
 
