@@ -50,7 +50,9 @@ def test_what_is_pressed_is_stored_before_the_page_goes_on(web: Web, made: list[
     given: dict[str, Any] = {"url": web.url, "run": RUN, "rubric": "page", "agreed": "page-agreed", "labels": LABELS, "answers": answers}
     chosen = [(made[each], f"KeyError: {each}") for each in (700, 20, 21)]
     given |= {"selection": "page-hard", "selected": [(each.rollout_id, why) for each, why in chosen]}
-    asyncio.run(select(web, "page-hard", [Selected(**each.named(), cluster=why) for each, why in chosen]))
+    asyncio.run(
+        select(web, "page-hard", [Selected(rollout_id=each.rollout_id, attempt_id=each.attempt_id, cluster=why) for each, why in chosen])
+    )
     look("look_review.py", {**given, "shots": str(tmp_path)}, seconds=400)
     pressed: dict[str, dict[str, str]] = json.loads((tmp_path / "pressed.json").read_text())
     rows = web.rest("POST", "/sql", {"query": STORED.format("page@1")}).json["rows"]
