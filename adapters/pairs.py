@@ -16,8 +16,9 @@ PAIR_REFUSALS: Final = {
     "no_other_attempt": "only one attempt has this prompt, and a pair is of two",
     "unpaired_correction": "the reply that a correction is of was not captured whole, or is the same text",
     "correction_without_tokens": "a correction is text, which has no token ids until a chat template has rendered it",
+    "correction_without_prompt": "a correction of a call that cannot be trained on: its token ids were not captured, or not whole",
 }
-"""Reasons why a reply or a correction is in no pair."""
+"""Reasons why a reply or a correction is in no pair, or no sample."""
 
 
 def best_and_worst(

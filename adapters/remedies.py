@@ -54,6 +54,7 @@ REFUSED: Final = {
     "same_reply": "see why equal replies got different rewards: by chance, or for what else the attempt did",
     "no_other_attempt": "sample more attempts of a task: those with the same input",
     "unpaired_correction": "nothing, where the reply failed or was cut off: --as demonstrations takes the correction alone",
+    "correction_without_prompt": "agl-otel doctor says why calls have no token ids; --as demonstrations takes the correction as text",
     "correction_without_tokens": "--as openai_dpo pairs it with the reply as text, --as demonstrations takes it alone",
     "filtered": "correct the filter to keep more",
     "unreadable_spans": "use a form of token ids (--as sft), or an adapter of your own (--adapter)",

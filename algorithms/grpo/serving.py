@@ -21,7 +21,7 @@ from agl_otel.algorithms.run_folder import RunFolder
 from agl_otel.algorithms.run_log import StepStore
 from agl_otel.errors import ModelServerError, UsageError
 from agl_otel.text import error_text
-from agl_otel.types import LLM, AttemptedRollout, NamedResources, ResourcesUpdate, Rollout
+from agl_otel.types import LLM, AttemptedRollout, NamedResources, ResourcesUpdate, Rollout, Span
 from agl_otel.types.columns import Traces
 from agl_otel.types.resources import Bridging, StrictTools
 
@@ -42,6 +42,10 @@ class RolloutStore(GroupStore, StepStore, OfflineStore, Protocol):
 
     async def traces(self, rollouts: Sequence[Rollout | AttemptedRollout | str], *, tree: bool = False) -> Traces:
         """Read the traces of rollouts; `tree`: with all of their spans."""
+        ...
+
+    async def spans(self, rollout_ids: str | Sequence[str]) -> list[Span]:
+        """Return the spans of rollouts."""
         ...
 
     async def rewarded(self, rollout_ids: Sequence[str], sources: Collection[str] | None = None) -> set[str]:

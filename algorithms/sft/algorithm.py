@@ -12,6 +12,7 @@ import json
 import logging
 import random
 import shutil
+from collections import Counter
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from contextlib import AsyncExitStack
 from dataclasses import asdict, fields
@@ -51,6 +52,7 @@ from agl_otel.algorithms.run_folder import (
 )
 from agl_otel.algorithms.run_log import open_log, training_step
 from agl_otel.algorithms.sft import train
+from agl_otel.algorithms.sft.corrections import corrected_rows
 from agl_otel.algorithms.sft.options import SFTOptions
 from agl_otel.algorithms.sft.report import RoundReport
 from agl_otel.algorithms.sft.train import NOT_TRAINED, ROWS, SPEC, TRAINED, Row, Spec, Trained
@@ -211,7 +213,8 @@ class SFT(SFTOptions, Algorithm):
         chosen = self._select(traces, batch) if finished or self._offline is None else batch
         clock.lap("read")
         version = str(self._serving.published.version)
-        rows = self._rows(traces, chosen)
+        corrected = await self._corrected(store, traces, batch.refused) if self.corrections else []
+        rows = self._rows(traces, chosen) + corrected
         async with self._serving.asleep(partial(asyncio.sleep, 0)):  # the training process has freed its memory by its end
             trained = await self._train(rows) if rows else NOT_TRAINED
         if trained.updates:
@@ -225,6 +228,7 @@ class SFT(SFTOptions, Algorithm):
             asked=self._offline is None,
             kept=len(set(chosen.rollout_id)),
             kept_reward_mean=mean_reward(chosen),
+            corrected=len(corrected),
             tokens=trained.tokens,
             loss_before=trained.loss_before,
             logprob_drift=trained.logprob_drift,
@@ -319,6 +323,21 @@ class SFT(SFTOptions, Algorithm):
             return []
         return rows_of(chosen, spread(traces.calls, chosen.rows, earned))
 
+    async def _corrected(self, store: RolloutStore, traces: Traces, refused: Counter[str]) -> list[Row]:
+        """Return the rows of corrections; count those that become none."""
+        spans = await store.spans([rollout.rollout_id for rollout in traces.rollouts])
+        return await asyncio.to_thread(
+            corrected_rows,
+            traces,
+            spans,
+            lambda text: self._tokenizer(text, add_special_tokens=False)["input_ids"],
+            self._stop_ids,
+            refused,
+            sources=self.reward_sources,
+            agent_match=self.agent_match,
+            context_tokens=self._limits["context_tokens"],
+        )
+
     async def _train(self, rows: Sequence[Row]) -> Trained:
         """Train in a separate process and set `_weights` to the folder of the new weights."""
         folder = self._folder / "rounds" / str(self._number)
@@ -375,6 +394,11 @@ class SFT(SFTOptions, Algorithm):
         """Save the initial weights to a folder that the server can read."""
         policy = load_policy(self.model_dir)
         self._limits = {"vocabulary": policy.vocabulary, "context_tokens": policy.context_tokens}
+        self._tokenizer, self._stop_ids = policy.tokenizer, policy.stop_ids
+        if self.corrections and not self._stop_ids:
+            raise UsageError(
+                f"corrections = true: {self.model_dir} names no token that ends a reply; add eos_token_id to its configuration"
+            )
         return save_weights(policy.model, self._folder / "weights" / "0")
 
     @property

@@ -113,6 +113,9 @@ class SFTOptions:
     """Whose rewards count (docs/late-rewards.md): "runner", "agent", and sources of feedback, as ["runner", "ann"]. None: everybody's."""
     reward_wait_seconds: RewardWaitSeconds = 0.0
     """How long a rollout that has succeeded waits for a reward, at most step_timeout_seconds; offline ones wait for a later round."""
+    corrections: bool = False
+    """Train also on what feedback says should have been answered (docs/late-rewards.md), after the prompt that was answered: of all
+    attempts of a round, selected or not, from `reward_sources` alone. Not with prompts or replies that were not captured as token ids."""
     fill_reward: FillReward | None = None
     """The reward of attempts without one; None refuses such attempts."""
     agent_match: AgentMatch | None = None

@@ -15,6 +15,8 @@ class RoundReport(TrainingReport):
     """Over the attempts trained on, before any shuffling; 0 where there were none."""
     kept: int
     """Attempts trained on."""
+    corrected: int = 0
+    """Corrections trained on."""
     loss_before: float
     """Of the first batch before any update, as `loss` is over the last epoch: nats a token."""
     logprob_drift: float | None = None
@@ -25,9 +27,10 @@ class RoundReport(TrainingReport):
 
     @property
     def figures(self) -> dict[str, float]:
-        """The figures of TrainingReport, batches that were not finite, and the drift of log-probs where it is known."""
+        """The figures of TrainingReport, batches that were not finite, corrections, and the drift of log-probs where it is known."""
         return (
             super().figures
             | {"not_finite": self.not_finite}
+            | ({"corrected": self.corrected} if self.corrected else {})
             | ({"logprob_drift": self.logprob_drift} if self.logprob_drift is not None else {})
         )

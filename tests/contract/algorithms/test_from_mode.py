@@ -155,6 +155,33 @@ async def test_sft_waits_for_the_rewards_that_it_trusts_and_takes_each_rollout_o
     assert sum(logprobs(model, BAD)) > before, "what ann rewarded became likelier"
 
 
+async def test_sft_learns_what_feedback_corrects(store: LightningStore, tmp_path: Path) -> None:
+    folder = make_policy(tmp_path / "policy", seed=1)
+    policy = load_policy(folder)
+    wanted = [*policy.tokenizer("7", add_special_tokens=False)["input_ids"], min(policy.stop_ids)]
+    before = sum(logprobs(policy.model, wanted))
+    corrected, distrusted, rewarded = [await observed(store, policy.model, "task", response, "test") for response in (BAD, BAD, GOOD)]
+    tried = await store.rollouts(RolloutQuery(rollout_id_in=[corrected, distrusted, rewarded]))
+    chosen = [
+        Selected(rollout_id=each.rollout_id, attempt_id=each.attempt.attempt_id) for each in tried if isinstance(each, AttemptedRollout)
+    ]
+    await store.put_selection("corrected", chosen, {})
+    await store.add_reward(rollout_id=corrected, source="ann", correction="7")
+    await store.add_reward(rollout_id=distrusted, source="bob", correction="8")
+    async with serving(folder) as url:
+        sft = SFT(
+            model_dir=folder, model_server_url=url, run_dir=tmp_path / "run", selection="corrected", max_steps=1, min_reward=0.5,
+            top_fraction=None, metrics=[], corrections=True, reward_sources=["agent", "ann"],
+        )  # fmt: skip
+        (report,) = await sft.train(store, [])
+    assert (report.kept, report.corrected) == (1, 1)
+    rows = [json.loads(line) for line in (tmp_path / "run" / "rounds" / "1" / "rows.jsonl").read_text().splitlines()]
+    assert [(row["rollout_id"], row["input_ids"]) for row in rows] == [(rewarded, PROMPT + GOOD), (corrected, PROMPT + wanted)]
+    assert rows[1]["labels"] == [-100] * len(PROMPT) + wanted
+    load_weights(policy.model, tmp_path / "run" / "weights" / "1")
+    assert sum(logprobs(policy.model, wanted)) > before, "the correction became likelier"
+
+
 @pytest.mark.parametrize("kind", [pytest.param(GRPO, id="grpo", marks=pytest.mark.full), pytest.param(SFT, id="sft")])
 async def test_a_run_is_trained_on_a_selection_and_resumed_with_the_same_version(
     kind: type[GRPO | SFT], store: LightningStore, tmp_path: Path, caplog: pytest.LogCaptureFixture
