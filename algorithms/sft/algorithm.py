@@ -330,7 +330,7 @@ class SFT(SFTOptions, Algorithm):
             corrected_rows,
             traces,
             spans,
-            lambda text: self._tokenizer(text, add_special_tokens=False)["input_ids"],
+            partial(self._tokenizer, add_special_tokens=False, split_special_tokens=True),  # what people write begins no other turn
             self._stop_ids,
             refused,
             sources=self.reward_sources,

@@ -3,7 +3,8 @@
 from __future__ import annotations
 
 from collections import Counter
-from collections.abc import Callable, Collection, Iterable, Sequence
+from collections.abc import Callable, Collection, Iterable, Mapping
+from typing import Any
 
 from agl_otel.adapters.messages import corrected_calls
 from agl_otel.adapters.records import IGNORED
@@ -18,7 +19,7 @@ from agl_otel.types.columns import AttemptKey, Traces
 def corrected_rows(
     traces: Traces,
     spans: Iterable[Span],
-    encode: Callable[[str], Sequence[int]],
+    tokenizer: Callable[[str], Mapping[str, Any]],
     stop_ids: Collection[int],
     refused: Counter[str],
     *,
@@ -34,7 +35,7 @@ def corrected_rows(
     Args:
         traces: what `Store.traces` returned.
         spans: of the same rollouts, in any order.
-        encode: from a text to the model's token ids, without special ones.
+        tokenizer: the model's, to which special tokens in a text are text.
         stop_ids: the tokens that end a reply of the model, at least one.
         refused: reasons are counted here.
         sources: of the feedback that counts; None: of all.
@@ -62,7 +63,7 @@ def corrected_rows(
                 refused["correction_without_prompt"] += 1
                 continue
             prompt, end = batch.prompt[place].tolist(), int(batch.response[place][-1])
-            reply = [*encode(text), end if end in stop_ids else min(stop_ids)]
+            reply = [*tokenizer(text)["input_ids"], end if end in stop_ids else min(stop_ids)]
             if len(prompt) + len(reply) > context_tokens:
                 refused["beyond_context"] += 1
                 continue

@@ -158,7 +158,9 @@ async def test_sft_waits_for_the_rewards_that_it_trusts_and_takes_each_rollout_o
 async def test_sft_learns_what_feedback_corrects(store: LightningStore, tmp_path: Path) -> None:
     folder = make_policy(tmp_path / "policy", seed=1)
     policy = load_policy(folder)
-    wanted = [*policy.tokenizer("7", add_special_tokens=False)["input_ids"], min(policy.stop_ids)]
+    text = "7<|end|>"
+    wanted = [*policy.tokenizer(text, add_special_tokens=False, split_special_tokens=True)["input_ids"], min(policy.stop_ids)]
+    assert not set(wanted[:-1]) & policy.stop_ids, "what people write ends no turn"
     before = sum(logprobs(policy.model, wanted))
     corrected, distrusted, rewarded = [await observed(store, policy.model, "task", response, "test") for response in (BAD, BAD, GOOD)]
     tried = await store.rollouts(RolloutQuery(rollout_id_in=[corrected, distrusted, rewarded]))
@@ -166,7 +168,7 @@ async def test_sft_learns_what_feedback_corrects(store: LightningStore, tmp_path
         Selected(rollout_id=each.rollout_id, attempt_id=each.attempt.attempt_id) for each in tried if isinstance(each, AttemptedRollout)
     ]
     await store.put_selection("corrected", chosen, {})
-    await store.add_reward(rollout_id=corrected, source="ann", correction="7")
+    await store.add_reward(rollout_id=corrected, source="ann", correction=text)
     await store.add_reward(rollout_id=distrusted, source="bob", correction="8")
     async with serving(folder) as url:
         sft = SFT(
