@@ -1,7 +1,6 @@
 """Regret of `agl-otel improve` over a day of two hours, played in ten minutes: users whose taste changes at noon.
 
-An oracle gives every user the answer that he wants; regret is the number of users that got another one, by the product's own book. The
-other product is served by the weights that the loop begins with, which never change.
+An oracle gives every user the answer that he wants; regret is the number of users that got another one, by the product's own book.
 """
 
 from __future__ import annotations
@@ -10,18 +9,27 @@ import argparse
 import json
 import tempfile
 import time
+from collections import Counter
 from pathlib import Path
-from typing import Any
+from typing import Any, Final
 
 from tests.improve_world import World, world
 from tests.system.stack_process import until
 
-JOB = {"improve.attempts": "256", "algorithm.updates_per_step": "4", "improve.held_out": '"off"'}  # held-out tasks are of the first taste
+LOOP = {"improve.attempts": "256", "improve.held_out": '"off"'}  # held-out tasks are of the first taste
+JOBS: Final[dict[str, dict[str, str]]] = {
+    "grpo": {**LOOP, "algorithm.updates_per_step": "4"},
+    "sft": {
+        **LOOP, "algorithm.name": '"sft"', "algorithm.min_reward": "1.0", "algorithm.top_fraction": "1.0", "algorithm.corrections": "true",
+        "algorithm.importance_cap": "", "algorithm.updates_per_step": "",
+    },
+    "frozen": {"improve.attempts": "100000"},
+}  # fmt: skip
+"""How the days differ: rewards alone, rewards and corrections, nothing is learnt."""
 
 
-def played(folder: Path, minutes: float, *, learns: bool) -> World:
+def played(folder: Path, minutes: float, job: dict[str, str]) -> World:
     """Play a day, and return what is left of it."""
-    job = JOB if learns else {**JOB, "improve.attempts": "100000"}
     with world(folder, job, f"drifting:{minutes * 30}", rate=8.0) as found, found.improve(1000) as loop:
         until(lambda: any(row["answer"] is not None for row in found.book("seen")), "users get answers")
         end = time.monotonic() + minutes * 60
@@ -39,20 +47,21 @@ def regret(found: World) -> dict[str, Any]:
         low, high = (first + (last - first) * part / 4 for part in (quarter, quarter + 1))
         rows = [row["right"] for row in seen if low <= row["time"] < high]
         quarters.append(round(1 - sum(rows) / len(rows), 3))
-    return {"users": len(seen), "regret": sum(not row["right"] for row in seen), "by_quarter": quarters}
+    missed = sum(not row["right"] for row in seen)
+    return {"users": len(seen), "regret": missed, "share": round(missed / len(seen), 3), "by_quarter": quarters}
 
 
 def main() -> None:
-    """Print one JSON object."""
+    """Print one JSON object for each day."""
     parser = argparse.ArgumentParser(description=__doc__)
     parser.add_argument("--minutes", type=float, default=10.0)
+    parser.add_argument("--days", nargs="+", choices=list(JOBS), default=list(JOBS))
     given = parser.parse_args()
-    with tempfile.TemporaryDirectory() as place:
-        days = {name: played(Path(place) / name, given.minutes, learns=name == "improve") for name in ("improve", "frozen")}
-        verdicts = [days["improve"].facts(cycle, "verdict").get("verdict") for cycle in range(1, 100)]
-        found = {name: regret(day) for name, day in days.items()}
-    learnt, frozen = (found[name]["regret"] / found[name]["users"] for name in ("improve", "frozen"))
-    print(json.dumps({"bench": "improve", **found, "verdicts": [each for each in verdicts if each], "ratio": round(learnt / frozen, 3)}))
+    for name in given.days:
+        with tempfile.TemporaryDirectory() as place:
+            day = played(Path(place), given.minutes, JOBS[name])
+            verdicts = Counter(verdict for cycle in range(1, 200) if (verdict := day.facts(cycle, "verdict").get("verdict")))
+            print(json.dumps({"bench": "improve", "day": name, **regret(day), "verdicts": dict(verdicts)}), flush=True)
 
 
 if __name__ == "__main__":

@@ -95,14 +95,14 @@ def world(folder: Path, job: dict[str, str], kind: str = "", *, rate: float = 10
 
 
 def changed(text: str, job: dict[str, str]) -> str:
-    """Replace the values of keys in a job file; a key that it lacks is added below the table that its name begins with (`improve.x`)."""
+    """Replace the values of keys in a job file, {`table.key`: value}; a key that it lacks is added, one with an empty value removed."""
     lines = text.splitlines()
     for name, value in job.items():
         table, _, key = name.partition(".")
         at = lines.index(f"[{table}]")
         end = next((place for place in range(at + 1, len(lines)) if lines[place].startswith("[")), len(lines))
         found = next((place for place in range(at, end) if lines[place].startswith(f"{key} =")), None)
-        lines[at + 1 if found is None else found : at + 1 if found is None else found + 1] = [f"{key} = {value}"]
+        lines[at + 1 if found is None else found : at + 1 if found is None else found + 1] = [f"{key} = {value}"] if value else []
     return "\n".join(lines) + "\n"
 
 
