@@ -20,7 +20,9 @@ ONE_SIDED: Final = 1.645
 ERROR: Final = 0.05
 """The chance that the bounds of an equal canary ever roll it back."""
 LEAST_RATED: Final = 8
-"""Attempts with both rewards without which trusted_lags says nothing."""
+"""Attempts with trusted rewards without which nothing is said of them."""
+UNSOUND: Final = frozenset({"small_sample", "heavy_tail", "missing_mass"})
+"""Doubts (offpolicy.CANNOT_TELL) by which an interval need not have the truth in it."""
 REFUSALS: Final = {
     "update_failed": "the training failed: its error is in the cycle",
     "no_new_weights": "the update changed nothing",
@@ -31,7 +33,7 @@ REFUSALS: Final = {
     "drift": "its replies are further from those of the weights that answered than max_drift allows",
     "trusted_falls": "alarm: by the trusted rewards of the logged attempts it would have earned less",
     "trusted_stays": "alarm: it would have earned more of the rewards that are trained on, and no more of the trusted ones",
-    "trusted_unsure": "the trusted rewards do not show that it would have earned no less; more of them, or a greater gain, would",
+    "trusted_unsure": "the trusted rewards do not show that it would have earned no less: more of them, or a smaller step, may",
     "trusted_lags": "alarm: the rewards that are trained on have risen, and the trusted ones have not followed as they used to",
     "canary_worse": "the canary earned less than the promoted weights by more than chance",
     "canary_no_gain": "the canary's mean reward is lower than the promoted weights' by more than max_drop",
@@ -126,11 +128,10 @@ def refusals(
         kl: drift.
     """
     better = backtest is not None and backtest.verdict == "better"
-    more = backtest is not None and backtest.gain.low > 0  # also where the estimate is in doubt: an alarm is cheap
     falls = trusted is not None and trusted.gain.high < 0
-    stays = more and not falls and trusted is not None and trusted.gain.value <= 0
-    drop = rules.max_trusted_drop
-    unsure = drop is not None and not falls and not stays and (trusted is None or trusted.gain.low < -drop)
+    more = backtest is not None and backtest.gain.low > 0  # also where the estimate is in doubt: an alarm is cheap
+    stays = more and not falls and trusted is not None and trusted.gain.low < trusted.gain.value <= 0
+    unsure = rules.max_trusted_drop is not None and not (trusted is not None and _speaks_for(trusted, rules.max_trusted_drop))
     found = {
         "held_out_falls": rules.held_out != "off" and held_out.high < 0,
         "held_out_no_gain": rules.held_out == "better" and held_out.high >= 0 and held_out.low <= 0,
@@ -139,10 +140,15 @@ def refusals(
         "drift": rules.max_drift is not None and not kl <= rules.max_drift,  # also where it is not a number
         "trusted_falls": falls,
         "trusted_stays": stays,
-        "trusted_unsure": unsure,
+        "trusted_unsure": unsure and not falls and not stays,
         "trusted_lags": lags,
     }
     return tuple(reason for reason, is_so in found.items() if is_so)
+
+
+def _speaks_for(trusted: Estimate, drop: float) -> bool:
+    """Return whether trusted rewards show that weights fell by no more than `drop`. Equal ones show nothing: their interval is a point."""
+    return trusted.gain.low >= -drop and trusted.gain.low < trusted.gain.high and not UNSOUND & set(trusted.doubts)
 
 
 def difference_bounds(canary: Array, stable: Array, *, spread: float, planned: int, error: float = ERROR) -> Interval:

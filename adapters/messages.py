@@ -11,6 +11,7 @@ from collections.abc import Iterable, Mapping, Sequence
 from typing import Any, Final
 
 from agl_otel.adapters.base import TraceAdapter
+from agl_otel.adapters.reviews import Correction
 from agl_otel.adapters.tree import TraceTree
 from agl_otel.spans.calls import JoinedCall
 from agl_otel.spans.dialects.dialect import Conversation, Message
@@ -80,22 +81,31 @@ def whole_call(call: JoinedCall) -> Conversation | str:
 
 
 def corrected_calls(
-    spans: Sequence[Span], corrections: Mapping[str, str], *, agent_match: str | None = None
+    spans: Sequence[Span], corrections: Mapping[str, Correction], *, agent_match: str | None = None
 ) -> list[tuple[JoinedCall, str]]:
-    """Return the calls that have a correction, with it; `corrections` are those of reviews.corrections_in: the first that fits counts."""
+    """Return the calls with a correction (reviews.corrections_in), and its text; of several that fit the first counts.
+
+    One of no response is of the last call that had ended when it was given: a conversation may have gone on since.
+    """
     if not corrections:
         return []
-    last = _ids(_calls(spans, None, None)[-1:])
+    last = _ids(_last_before(_calls(spans, None, None), corrections[""].time)) if "" in corrections else set[str]()
     corrected: list[tuple[JoinedCall, str]] = []
     for call in _calls(spans, None, agent_match):
         ids = {str((each.span.attributes or {}).get(conventions.RESPONSE_ID)) for each in call.calls}
         ids |= {""} if _ids([call]) & last else set[str]()
-        corrected += [(call, text) for response, text in corrections.items() if response in ids][:1]
+        corrected += [(call, found.text) for response, found in corrections.items() if response in ids][:1]
     return corrected
 
 
+def _last_before(calls: Sequence[JoinedCall], time: int) -> Sequence[JoinedCall]:
+    """Return the last call that had ended by then; where none had, for clocks differ, the last one."""
+    ended = [call for call in calls if int((call.span.end_time or 0) * 1e9) <= time]
+    return (ended or calls)[-1:]
+
+
 def corrected_messages(
-    spans: Sequence[Span], corrections: Mapping[str, str], refused: Counter[str], *, agent_match: str | None = None
+    spans: Sequence[Span], corrections: Mapping[str, Correction], refused: Counter[str], *, agent_match: str | None = None
 ) -> list[dict[str, Any]]:
     """Convert the calls that have a correction as `whole_messages` does, with it in place of their reply, which need not be whole."""
     rows: list[dict[str, Any]] = []

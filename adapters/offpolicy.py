@@ -121,6 +121,10 @@ def estimate(logged: Logged, *, clip: float | None = None, level: float = 0.95, 
     exact = np.exp(np.minimum(np.cumsum(_dense(logged.log_ratios)[0], 1), 700.0))  # finite
     weights = exact if clip is None else np.minimum(exact, clip)
     scores = rewards.sum(1)
+    if not weights.mean(0).all():  # of none of these replies is the new policy's probability a number above 0
+        mean = float(scores.mean())
+        unknown = (Interval(value, -math.inf, math.inf) for value in (mean, 0.0))
+        return Estimate(*unknown, mean, len(weights), 0.0, 0.0, math.inf, doubts=("small_sample", "missing_mass"))
     value, influence = _doubly_robust(weights, rewards, _baselines(rewards, alive, logged.task))
     last = weights[:, -1]
     rng = np.random.default_rng(seed)
@@ -178,13 +182,15 @@ def bootstrap_interval(value: float, influence: Array, level: float, draws: int,
     """Return the bootstrap-t interval of an estimate from the influence of each of its independent observations."""
     count = len(influence)
     error = float(influence.std(ddof=1)) / math.sqrt(count)
-    if not error > 0:
+    least = 1e-9 * float(np.abs(influence).max(initial=0.0))  # below it there is only rounding
+    if not error > least:
         return Interval(value, value, value)
     found: list[Any] = []
     for start in range(0, draws, 100):
         drawn = influence[rng.integers(0, count, (min(100, draws - start), count))]
         deviation = drawn.std(1, ddof=1)
-        found.append(drawn.mean(1)[deviation > 0] / (deviation[deviation > 0] / math.sqrt(count)))
+        varied = deviation > least
+        found.append(drawn.mean(1)[varied] / (deviation[varied] / math.sqrt(count)))
     low, high = np.quantile(np.concatenate(found), [(1 - level) / 2, (1 + level) / 2])
     return Interval(value, value - float(high) * error, value - float(low) * error)
 

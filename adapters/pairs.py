@@ -8,6 +8,7 @@ from typing import Any, Final
 
 from agl_otel.adapters.chats import Row, conversations
 from agl_otel.adapters.messages import corrected_calls, whole_call
+from agl_otel.adapters.reviews import Correction
 from agl_otel.types import Span
 
 PAIR_REFUSALS: Final = {
@@ -38,10 +39,11 @@ def best_and_worst(
     for row in rows:
         groups.setdefault((tasks[row["rollout_id"]], prompt_of(row)), []).append(row)
     for (_, prompt), group in groups.items():
-        best, worst = max(group, key=lambda row: row["reward"]), min(group, key=lambda row: row["reward"])
-        differ = best["reward"] != worst["reward"]
-        if differ and reply_of(best) != reply_of(worst):
-            yield best, worst
+        high, low = (pick(row["reward"] for row in group) for pick in (max, min))
+        best, worst = ([row for row in group if row["reward"] == value] for value in (high, low))
+        differ = high != low
+        if differ and (pair := next(((one, other) for one in best for other in worst if reply_of(one) != reply_of(other)), None)):
+            yield pair
             continue
         is_alone = len({(row["rollout_id"], row["attempt_id"]) for row in group}) == 1
         left = sum((row["rollout_id"], row["attempt_id"], prompt) not in paired for row in group)
@@ -65,7 +67,7 @@ def pair_of(best: Row, worst: Row) -> Row:
 
 
 def corrected_pairs(
-    spans: Sequence[Span], corrections: Mapping[str, str], refused: Counter[str], *, agent_match: str | None = None
+    spans: Sequence[Span], corrections: Mapping[str, Correction], refused: Counter[str], *, agent_match: str | None = None
 ) -> list[Row]:
     """Pair each correction of an attempt (reviews.corrections_in) with the reply that it is of, after the prompt that this answered.
 

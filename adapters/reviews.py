@@ -6,7 +6,7 @@ import hashlib
 import math
 import re
 from collections.abc import Collection, Hashable, Iterable, Mapping, Sequence
-from typing import Final, TypeVar
+from typing import Final, NamedTuple, TypeVar
 
 from agl_otel.errors import UsageError
 from agl_otel.spans.rewards import score_of, usable
@@ -169,16 +169,24 @@ def mean_review(spans: Iterable[Span], rubric: str) -> float | None:
     return sum(known) / len(known) if known else None
 
 
-def corrections_in(spans: Iterable[Span], rubric: str = "", sources: Collection[str] = ()) -> dict[str, str]:
-    """Return {response id: what should have been answered}, the empty id for the attempt's last reply, the latest correction first.
+class Correction(NamedTuple):
+    """What should have been answered."""
+
+    text: str
+    time: int
+    """When it was given, in Unix nanoseconds."""
+
+
+def corrections_in(spans: Iterable[Span], rubric: str = "", sources: Collection[str] = ()) -> dict[str, Correction]:
+    """Return {response id: its correction}, the empty id for the last reply before the correction, the latest correction first.
 
     With `rubric` only under it, with `sources` only theirs. Of each source the last feedback counts, also if it corrects nothing.
     """
     found = sorted(_last_feedback(spans, rubric).items(), key=lambda each: _time(each[1]), reverse=True)
-    latest: dict[str, str] = {}
+    latest: dict[str, Correction] = {}
     for (source, response), event in found:
         if (text := _text(event, conventions.FEEDBACK_CORRECTION)) and (not sources or source in sources):
-            latest.setdefault(response, text)
+            latest.setdefault(response, Correction(text, _time(event)))
     return latest
 
 

@@ -15,7 +15,7 @@ import shutil
 from collections import Counter
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from contextlib import AsyncExitStack
-from dataclasses import asdict, fields
+from dataclasses import asdict, fields, replace
 from functools import partial
 from itertools import islice, repeat
 from pathlib import Path
@@ -210,18 +210,18 @@ class SFT(SFTOptions, Algorithm):
         batch = to_trajectories(traces, fill_reward=self.fill_reward, agent_match=self.agent_match, by_call=self.by_call)
         batch = readable(batch, **self._limits)
         batch.refused.update({"not_finished": len(ids) - len(finished)} if len(finished) < len(ids) else {})
-        chosen = self._select(traces, batch) if finished or self._offline is None else batch
+        corrected = await self._corrected(store, traces, batch.refused) if self.corrections else []
+        chosen = self._select(traces, batch, is_alone=not corrected) if finished or self._offline is None else batch
         clock.lap("read")
         version = str(self._serving.published.version)
-        corrected = await self._corrected(store, traces, batch.refused) if self.corrections else []
-        rows = self._rows(traces, chosen) + corrected
+        rows = self._rows(traces, chosen) + [row for _, row in corrected]
         async with self._serving.asleep(partial(asyncio.sleep, 0)):  # the training process has freed its memory by its end
             trained = await self._train(rows) if rows else NOT_TRAINED
         if trained.updates:
             await self._publish()
         clock.lap("update")
         versions = version, str(self._serving.published.version)
-        return RoundReport.of(
+        report = RoundReport.of(
             self._number, versions, self._groups(ids), traces, batch, chosen, clock,
             temperature=self.temperature if self._offline is None else None,
             earlier=self.reports,
@@ -235,6 +235,8 @@ class SFT(SFTOptions, Algorithm):
             loss=trained.loss,
             not_finite=trained.not_finite,
         )  # fmt: skip
+        attempts = list(dict.fromkeys([*report.attempts, *(key for key, _ in corrected)]))
+        return replace(report, trajectories=report.trajectories + len(corrected), attempts=attempts)
 
     # --- the parts, in the order of the loop
 
@@ -290,9 +292,14 @@ class SFT(SFTOptions, Algorithm):
             await asyncio.sleep(REWARD_SECONDS)
         return [], []
 
-    def _select(self, traces: Traces, batch: TrajectoryBatch) -> TrajectoryBatch:
-        """Select the trajectories to train on, none where all rewards are equal; the others are counted as refused."""
+    def _select(self, traces: Traces, batch: TrajectoryBatch, *, is_alone: bool) -> TrajectoryBatch:
+        """Select the trajectories to train on, none where all rewards are equal; the others are counted as refused.
+
+        Raises DataError where there is none to select from, if they are all that the round has (`is_alone`).
+        """
         if not len(batch):
+            if not is_alone:
+                return batch
             what, failed = f"round {self._number} has nothing to choose from", failures_in(traces)
             raise DataError(without_samples(what, len(traces.rollouts), batch.refused, batch.differing, failed))
         keys: list[AttemptKey] = list(zip(batch.rollout_id, batch.attempt_id, strict=True))
@@ -304,9 +311,8 @@ class SFT(SFTOptions, Algorithm):
         out = left_out(rewards, tasks, min_reward=self.min_reward, top_fraction=self.top_fraction, best_of_group=self.best_of_group)
         flat = self.min_reward is None and len(set(rewards.values())) == 1
         if flat or len(out) == len(rewards):
-            _logger.warning(
-                "round %d changes no weights: %s", self._number, "the rewards are all equal" if flat else f"none reaches {self.min_reward}"
-            )
+            why = "the rewards are all equal" if flat else f"none reaches {self.min_reward}"
+            _logger.warning("round %d %s: %s", self._number, "changes no weights" if is_alone else "learns from corrections alone", why)
             out = dict.fromkeys(rewards, "flat_rewards" if flat else "low_reward")
         batch.refused.update(out[key] for key in keys if key in out)
         return pick(batch, np.array([place for place, key in enumerate(keys) if key not in out], np.int64))
@@ -323,8 +329,8 @@ class SFT(SFTOptions, Algorithm):
             return []
         return rows_of(chosen, spread(traces.calls, chosen.rows, earned))
 
-    async def _corrected(self, store: RolloutStore, traces: Traces, refused: Counter[str]) -> list[Row]:
-        """Return the rows of corrections; count those that become none."""
+    async def _corrected(self, store: RolloutStore, traces: Traces, refused: Counter[str]) -> list[tuple[AttemptKey, Row]]:
+        """Return the rows of corrections, each with its attempt; count those that become none."""
         spans = await store.spans([rollout.rollout_id for rollout in traces.rollouts])
         return await asyncio.to_thread(
             corrected_rows,
@@ -335,7 +341,7 @@ class SFT(SFTOptions, Algorithm):
             refused,
             sources=self.reward_sources,
             agent_match=self.agent_match,
-            context_tokens=self._limits["context_tokens"],
+            **self._limits,
         )
 
     async def _train(self, rows: Sequence[Row]) -> Trained:

@@ -6,6 +6,7 @@ from collections import Counter
 from collections.abc import Callable, Collection, Iterable, Mapping
 from typing import Any
 
+from agl_otel.adapters.lengths import readable
 from agl_otel.adapters.messages import corrected_calls
 from agl_otel.adapters.records import IGNORED
 from agl_otel.adapters.reviews import corrections_in
@@ -25,8 +26,9 @@ def corrected_rows(
     *,
     sources: Collection[str] | None,
     agent_match: str | None,
+    vocabulary: int,
     context_tokens: int,
-) -> list[Row]:
+) -> list[tuple[AttemptKey, Row]]:
     """Make a row for each corrected call, with a loss on the correction and its end. An attempt needs no reward for it.
 
     The prompt's token ids are those that were captured. The correction ends as the reply did, or by the least of `stop_ids` where that was
@@ -40,15 +42,16 @@ def corrected_rows(
         refused: reasons are counted here.
         sources: of the feedback that counts; None: of all.
         agent_match: a regular expression for the agents whose calls count; None: all.
-        context_tokens: the greatest number of tokens of the model.
+        vocabulary, context_tokens: how many token ids the model has, and how long a sample may be.
     """
     batch = to_trajectories(traces, fill_reward=0.0, agent_match=agent_match, by_call=True)
+    batch = readable(batch, vocabulary=vocabulary, context_tokens=context_tokens)
     span_ids = [traces.calls.span_id[int(rows[0])] for rows in batch.rows]
     places = {key: place for place, key in enumerate(zip(batch.rollout_id, batch.attempt_id, span_ids, strict=True))}
     by_attempt: dict[AttemptKey, list[Span]] = {}
     for span in spans:
         by_attempt.setdefault((span.rollout_id, span.attempt_id), []).append(span)
-    found: list[Row] = []
+    found: list[tuple[AttemptKey, Row]] = []
     for key in batch.taken:
         own = by_attempt.get(key, [])
         try:
@@ -64,8 +67,8 @@ def corrected_rows(
                 continue
             prompt, end = batch.prompt[place].tolist(), int(batch.response[place][-1])
             reply = [*tokenizer(text)["input_ids"], end if end in stop_ids else min(stop_ids)]
-            if len(prompt) + len(reply) > context_tokens:
-                refused["beyond_context"] += 1
+            if len(prompt) + len(reply) > context_tokens or max(reply) >= vocabulary:
+                refused["beyond_context" if max(reply) < vocabulary else "beyond_vocabulary"] += 1
                 continue
-            found.append(Row(input_ids=[*prompt, *reply], labels=[IGNORED] * len(prompt) + reply, rollout_id=key[0]))
+            found.append((key, Row(input_ids=[*prompt, *reply], labels=[IGNORED] * len(prompt) + reply, rollout_id=key[0])))
     return found

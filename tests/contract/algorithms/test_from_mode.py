@@ -18,7 +18,7 @@ from agl_otel.algorithms.grpo.policy import load_policy, load_weights
 from agl_otel.algorithms.run_folder import with_checksum
 from agl_otel.algorithms.sft.algorithm import SFT
 from agl_otel.cli import main
-from agl_otel.errors import UsageError
+from agl_otel.errors import DataError, UsageError
 from agl_otel.store import LightningStore
 from agl_otel.types import TRIAL, AttemptedRollout, AttemptStatus, Rollout, RolloutMode, RolloutQuery
 from agl_otel.types.sampling import Contract, all_parameters
@@ -45,20 +45,23 @@ async def observed(
     *,
     trial: bool = False,
     status: AttemptStatus = "succeeded",
+    rewarded: bool = True,
+    prompt: list[int] = PROMPT,
 ) -> str:
-    """Create a finished offline rollout; the response GOOD is rewarded."""
+    """Create a finished offline rollout; the response GOOD is rewarded, all others too, with 0, unless it is not `rewarded`."""
     begun = await store.start_rollout(task, mode=mode, metadata={TRIAL: "run"} if trial else None)
     ids = (begun.rollout_id, begun.attempt.attempt_id)
     call: dict[str, Any] = {
         conventions.LLM_CALL: 1,
         conventions.LLM_CHOICE: 0,
-        conventions.LLM_PROMPT_TOKEN_IDS: PROMPT,
+        conventions.LLM_PROMPT_TOKEN_IDS: prompt,
         conventions.LLM_RESPONSE_TOKEN_IDS: response,
         conventions.LLM_RESPONSE_LOGPROBS: logprobs(model, response),
     }
     if mode != "production":  # adopted traces have no contract
         call[conventions.LLM_SAMPLING] = Contract.of({}, all_parameters(1.0, 64)).dumps()
-    await store.add_many_spans([span_of(*ids, 1, conventions.SPAN_LLM, call), reward_of(*ids, 2, float(response == GOOD))])
+    reward = [reward_of(*ids, 2, float(response == GOOD))] if rewarded else []
+    await store.add_many_spans([span_of(*ids, 1, conventions.SPAN_LLM, call), *reward])
     await store.update_attempt(*ids, status=status)
     return begun.rollout_id
 
@@ -176,12 +179,35 @@ async def test_sft_learns_what_feedback_corrects(store: LightningStore, tmp_path
             top_fraction=None, metrics=[], corrections=True, reward_sources=["agent", "ann"],
         )  # fmt: skip
         (report,) = await sft.train(store, [])
-    assert (report.kept, report.corrected) == (1, 1)
+    assert (report.kept, report.corrected, report.trajectories) == (1, 1, 2)
+    assert [rollout_id for rollout_id, _ in report.attempts] == [rewarded, corrected]
     rows = [json.loads(line) for line in (tmp_path / "run" / "rounds" / "1" / "rows.jsonl").read_text().splitlines()]
     assert [(row["rollout_id"], row["input_ids"]) for row in rows] == [(rewarded, PROMPT + GOOD), (corrected, PROMPT + wanted)]
     assert rows[1]["labels"] == [-100] * len(PROMPT) + wanted
     load_weights(policy.model, tmp_path / "run" / "weights" / "1")
     assert sum(logprobs(policy.model, wanted)) > before, "the correction became likelier"
+
+
+async def test_sft_learns_from_corrections_alone_and_refuses_what_the_model_cannot_read(store: LightningStore, tmp_path: Path) -> None:
+    folder = make_policy(tmp_path / "policy", seed=1)
+    model = load_policy(folder).model
+    good, strange = [await observed(store, model, "task", BAD, "test", rewarded=False, prompt=ids) for ids in (PROMPT, [9, 10, 5000])]
+    tried = await store.rollouts(RolloutQuery(rollout_id_in=[good, strange]))
+    chosen = [
+        Selected(rollout_id=each.rollout_id, attempt_id=each.attempt.attempt_id) for each in tried if isinstance(each, AttemptedRollout)
+    ]
+    await store.put_selection("unrewarded", chosen, {})
+    for rollout_id in (good, strange):
+        await store.add_reward(rollout_id=rollout_id, source="ann", correction="7")
+    async with serving(folder) as url:
+        options: dict[str, Any] = {"selection": "unrewarded", "max_steps": 1, "min_reward": 0.5, "top_fraction": None, "metrics": []}
+        (report,) = await SFT(
+            model_dir=folder, model_server_url=url, run_dir=tmp_path / "run", corrections=True, **options
+        ).train(store, [])  # fmt: skip
+        assert (report.kept, report.corrected, [rollout_id for rollout_id, _ in report.attempts]) == (0, 1, [good])
+        assert report.refused == {"no_reward": 2, "correction_without_prompt": 1} and report.next_version != report.weights_version
+        with pytest.raises(DataError, match="nothing to choose from"):
+            await SFT(model_dir=folder, model_server_url=url, run_dir=tmp_path / "without", **options).train(store, [])
 
 
 @pytest.mark.parametrize("kind", [pytest.param(GRPO, id="grpo", marks=pytest.mark.full), pytest.param(SFT, id="sft")])

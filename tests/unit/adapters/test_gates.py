@@ -7,7 +7,7 @@ import math
 import numpy as np
 import pytest
 
-from agl_otel.adapters.gates import Rated, Rules, canary_verdict, difference_bounds, drift, paired_gain, refusals, trusted_lags
+from agl_otel.adapters.gates import UNSOUND, Rated, Rules, canary_verdict, difference_bounds, drift, paired_gain, refusals, trusted_lags
 from agl_otel.adapters.offpolicy import Estimate, Interval
 
 
@@ -134,6 +134,10 @@ BETTER, WORSE, UNKNOWN = _estimate(0.1, 0.2), _estimate(-0.2, -0.1), _estimate(-
         (Rules(max_trusted_drop=0.05), {"trusted": _estimate(-0.04, 0.3), "backtest": BETTER}, ()),
         (Rules(max_trusted_drop=0.05), {"trusted": _estimate(-0.04, 0.04)}, ()),
         (Rules(max_trusted_drop=0.05), {"backtest": BETTER}, ("trusted_unsure",)),
+        *[(Rules(max_trusted_drop=0.05), {"trusted": _estimate(0.1, 0.2, doubt)}, ("trusted_unsure",)) for doubt in sorted(UNSOUND)],
+        (Rules(max_trusted_drop=0.05), {"trusted": _estimate(0.1, 0.2, "few_attempts", "overlap")}, ()),
+        (Rules(max_trusted_drop=0.05), {"trusted": _estimate(math.nan, math.nan), "backtest": BETTER}, ("trusted_unsure",)),
+        (Rules(max_trusted_drop=0.05), {"trusted": _estimate(0.0, 0.0), "backtest": BETTER}, ("trusted_unsure",)),
         (Rules(), {"lags": True}, ("trusted_lags",)),
     ],
 )

@@ -12,7 +12,7 @@ from typing import Final
 import numpy as np
 import pytest
 
-from agl_otel.adapters.offpolicy import Estimate, Logged, estimate, joined, tail_shape
+from agl_otel.adapters.offpolicy import Estimate, Interval, Logged, bootstrap_interval, estimate, joined, tail_shape
 from agl_otel.types.columns import Ragged
 from tests.unit.adapters.offpolicy_worlds import WORLDS, World
 
@@ -51,6 +51,27 @@ def test_a_reward_of_a_step_does_not_depend_on_the_weights_of_later_ones() -> No
     first = estimate(logged([[2.0, 1.0], [0.5, 1.0], [0.5, 1.0]], [[1.0, 0.0], [0.0, 0.0], [0.5, 0.0]]))
     second = estimate(logged([[2.0, 3.0], [0.5, 0.1], [0.5, 0.2]], [[1.0, 0.0], [0.0, 0.0], [0.5, 0.0]]))
     assert first.score.value == pytest.approx(second.score.value)
+
+
+def test_a_policy_that_would_write_none_of_it_is_not_told_of() -> None:
+    far = Logged(
+        Ragged.from_rows([[-800.0 - each] for each in range(60)], np.float64),
+        logged([[1.0]] * 60, [[1.0], [0.0]] * 30).rewards,
+        np.arange(60),
+    )
+    found = estimate(far)
+    assert (found.verdict, found.doubts, found.effective) == ("cannot_tell", ("small_sample", "missing_mass"), 0.0)
+    assert (found.gain.low, found.gain.high, found.score.value) == (-math.inf, math.inf, 0.5)
+
+
+def test_equal_influences_have_a_point_for_an_interval() -> None:
+    gains = np.full(9, 0.7) - np.full(9, 0.1) * np.ones(9)
+    value = float(gains.mean())
+    assert bootstrap_interval(value, gains - value, 0.95, 200, np.random.default_rng(0)) == Interval(value, value, value)
+    rare = np.array([0.1 + 0.2] * 39 + [0.3])  # equal but for rounding
+    assert bootstrap_interval(0.3, rare - rare.mean() + 0.3, 0.95, 200, np.random.default_rng(0)) == Interval(0.3, 0.3, 0.3)
+    low = bootstrap_interval(0.0, np.array([1.0] + [0.0] * 9) - 0.1, 0.95, 2000, np.random.default_rng(0)).low
+    assert -100 < low < 0, "a draw without the only one that differs is no figure"
 
 
 def test_pages_are_joined_with_tasks_of_their_own() -> None:
