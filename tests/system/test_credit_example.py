@@ -39,6 +39,7 @@ def test_the_example_learns_from_the_rewards_of_its_steps(tmp_path: Path) -> Non
     assert before < 0.5 and after > 0.8
 
 
+@pytest.mark.long
 def test_the_example_learns_nothing_from_permuted_rewards(tmp_path: Path) -> None:
     before, after = scores(tmp_path, {'credit = "to_go"': 'shuffle_rewards = true\ncredit = "to_go"', "max_steps = 30": "max_steps = 10"})
     assert before < 0.5 and after < 0.6

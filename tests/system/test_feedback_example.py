@@ -48,6 +48,7 @@ def test_the_example_learns_from_what_users_say_later(tmp_path: Path) -> None:
     assert before < 0.45 and after > 0.65
 
 
+@pytest.mark.long
 def test_the_example_learns_nothing_from_users_who_do_not_look(tmp_path: Path) -> None:
     before, after = scores(tmp_path, "--at-random", steps=6)
     assert before < 0.45 and after < 0.55

@@ -25,10 +25,17 @@ pytestmark = [pytest.mark.full, pytest.mark.timeout(1200)]
 BETTER = {"improve.attempts": "256", "algorithm.updates_per_step": "4"}
 
 
-def test_users_get_better_answers_although_every_stage_is_killed(tmp_path: Path) -> None:
+@pytest.mark.parametrize(
+    "stages",
+    [
+        pytest.param(("run", "canary_begun", "verdict"), id="some"),
+        pytest.param(("window", "run", "update", "gate", "canary_begun", "canary", "verdict"), id="all", marks=pytest.mark.long),
+    ],
+)
+def test_users_get_better_answers_although_stages_are_killed(tmp_path: Path, stages: tuple[str, ...]) -> None:
     with world(tmp_path, {**BETTER, "improve.canary": "[0.1, 0.3]", "improve.canary_rated": "12", "improve.max_drop": "0.3"}) as found:
         passed: list[dict[str, Any]] = []
-        for stage in ("window", "run", "update", "gate", "canary_begun", "canary", "verdict"):
+        for stage in stages:
             marks = [found.run / "cycles" / "0001" / name for name in (stage, f"{stage}.json")]
             with found.improve(2, f"{stage}.log") as loop:
                 until(lambda marks=marks, loop=loop: any(map(Path.exists, marks)) or loop.process.poll() is not None, stage)
@@ -62,8 +69,8 @@ async def _holds(found: World) -> None:
     assert not set(windows[0]) & set(windows[1]), "an attempt is learnt from once"
     async with await Store.connect(found.store) as store:
         counts = await store.reader.query(
-            "SELECT TraceId, uniqExact(LogAttributes['agentlightning.feedback.id']) AS n FROM otel_logs "
-            "WHERE LogAttributes['agentlightning.feedback.source'] = 'users' GROUP BY TraceId"
+            "SELECT if(TraceId = '', RolloutId, TraceId) AS Talk, uniqExact(LogAttributes['agentlightning.feedback.id']) AS n "
+            "FROM otel_logs WHERE LogAttributes['agentlightning.feedback.source'] = 'users' GROUP BY Talk"
         )
         assert len(counts) >= len(rated) and {row["n"] for row in counts} == {1}, "each acknowledged verdict is stored, and once"
         for window in windows:
@@ -80,6 +87,7 @@ async def _holds(found: World) -> None:
         assert changes == 2 and str(len(promoted)) == steps[2].version_after, "the weights that answer users changed twice"
 
 
+@pytest.mark.long
 def test_users_who_do_not_look_teach_nothing(tmp_path: Path) -> None:
     with world(tmp_path, BETTER, "--at-random") as found, found.improve(2) as loop:
         assert loop.wait(600) == 0, loop.output
@@ -101,6 +109,7 @@ def test_bad_weights_are_rolled_back_within_a_bounded_number_of_requests(tmp_pat
         assert 0 < sampled <= 100 + 40, f"canary_most, and what came within the two seconds in which it is noticed: {canary}"
 
 
+@pytest.mark.long
 def test_an_update_that_fails_loses_neither_users_nor_their_rewards(tmp_path: Path) -> None:
     with world(tmp_path, {"improve.attempts": "64"}) as found:
         agent, broken = found.books / "agent.py", found.books / "broken"
@@ -122,6 +131,7 @@ def _after(found: World, time: float) -> list[dict[str, Any]]:
     return [row for row in found.book("seen") if row["time"] > time]
 
 
+@pytest.mark.long
 def test_an_exploited_reward_raises_its_alarm_before_the_true_score_falls(tmp_path: Path) -> None:
     watched = {
         **BETTER, "improve.trusted_sources": '["reviewers"]', "improve.held_out": '"off"', "improve.backtest": '"off"',
