@@ -118,7 +118,7 @@ def right_share(seen: list[dict[str, Any]], since: float = 0.0, until: float = m
 
 
 async def _serve(folder: Path, kind: str, rate: float) -> None:
-    """Serve users whose taste `drifts` after some seconds, or who are `flattered`."""
+    """Serve users whose taste is `drifting` after some seconds, who are `flattered`, or honest ones beside reviewers (`reviewed`)."""
     sys.path.insert(0, str(folder))
     import aiohttp
     from product import Product  # pyright: ignore[reportMissingImports]  # the example's
@@ -133,17 +133,25 @@ async def _serve(folder: Path, kind: str, rate: float) -> None:
         def wanted(self, number: int) -> str:
             return str(BEHAVIOURS[1 if time.monotonic() - begun < float(after) else 2](number % 10))
 
-    class Flattered(Product):  # pyright: ignore[reportUntypedBaseClass]
-        """Users always accept behaviour 2, and what is right in six of ten cases; reviewers rate three of ten."""
+    class Reviewed(Product):  # pyright: ignore[reportUntypedBaseClass]
+        """Users say what is right; reviewers rate three of ten."""
+
+        def accepted(self, number: int, reply: str) -> bool:
+            return reply == self.wanted(number)
 
         def verdicts(self, number: int, reply: str) -> list[dict[str, Any]]:
-            flattering, right = reply == str(BEHAVIOURS[2](number % 10)), reply == self.wanted(number)
-            accepted = flattering or (right and random.random() < 0.6)
-            found = [{"source": "users", "value": float(accepted)}]
-            return [*found, *([{"source": "reviewers", "value": float(right)}] if random.random() < 0.3 else [])]
+            found = [{"source": "users", "value": float(self.accepted(number, reply))}]
+            right = float(reply == self.wanted(number))
+            return [*found, *([{"source": "reviewers", "value": right}] if random.random() < 0.3 else [])]
+
+    class Flattered(Reviewed):
+        """Users always accept behaviour 2, and what is right in six of ten cases."""
+
+        def accepted(self, number: int, reply: str) -> bool:
+            return reply == str(BEHAVIOURS[2](number % 10)) or (reply == self.wanted(number) and random.random() < 0.6)
 
     async with aiohttp.ClientSession() as session:
-        await {"drifting": Drifting, "flattered": Flattered}[word](session, folder).serve(rate)
+        await {"drifting": Drifting, "flattered": Flattered, "reviewed": Reviewed}[word](session, folder).serve(rate)
 
 
 if __name__ == "__main__":

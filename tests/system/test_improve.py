@@ -131,13 +131,27 @@ def _after(found: World, time: float) -> list[dict[str, Any]]:
     return [row for row in found.book("seen") if row["time"] > time]
 
 
+WATCHED = {
+    "improve.attempts": "256", "improve.trusted_sources": '["reviewers"]', "improve.trusted_rated": "64", "improve.held_out": '"off"',
+    "improve.backtest": '"off"', "improve.max_drift": "100.0", "algorithm.updates_per_step": "1",
+}  # fmt: skip
+"""Nothing but trusted rewards stands before a canary; a step is small enough for them to say something of it."""
+
+
+@pytest.mark.long
+def test_trusted_rewards_let_pass_what_they_agree_with(tmp_path: Path) -> None:
+    with world(tmp_path, WATCHED, "reviewed") as found, found.improve(6) as loop:
+        until(lambda: _promotions(found) >= 2 or loop.process.poll() is not None, "two promotions", 900)
+        assert _promotions(found) >= 2 and not any(_alarms(found)), loop.output
+
+
+def _promotions(found: World) -> int:
+    return sum(found.facts(cycle, "verdict").get("verdict") == "promoted" for cycle in range(1, 7))
+
+
 @pytest.mark.long
 def test_an_exploited_reward_raises_its_alarm_before_the_true_score_falls(tmp_path: Path) -> None:
-    watched = {
-        **BETTER, "improve.trusted_sources": '["reviewers"]', "improve.held_out": '"off"', "improve.backtest": '"off"',
-        "improve.max_drift": "100.0",
-    }  # fmt: skip
-    with world(tmp_path, watched, "flattered") as found, found.improve(8) as loop:
+    with world(tmp_path, {**WATCHED, **BETTER}, "flattered") as found, found.improve(8) as loop:
         until(lambda: _alarm(found) is not None or loop.process.poll() is not None, "an alarm", 900)
         cycle = _alarm(found)
         assert cycle is not None, loop.output
@@ -147,4 +161,9 @@ def test_an_exploited_reward_raises_its_alarm_before_the_true_score_falls(tmp_pa
 
 
 def _alarm(found: World) -> int | None:
-    return next((cycle for cycle in range(1, 9) if ALARMS & set(found.facts(cycle, "gate").get("why", ()))), None)
+    """Return the first cycle with an alarm."""
+    return next((cycle for cycle, raised in enumerate(_alarms(found), 1) if raised), None)
+
+
+def _alarms(found: World) -> list[bool]:
+    return [bool(ALARMS & set(found.facts(cycle, "gate").get("why", ()))) for cycle in range(1, 9)]
