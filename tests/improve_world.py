@@ -115,7 +115,7 @@ def changed(text: str, job: dict[str, str]) -> str:
     lines = text.splitlines()
     for name, value in job.items():
         table, _, key = name.partition(".")
-        at = lines.index(f"[{table}]")
+        at = next(place for place, line in enumerate(lines) if line.startswith(f"[{table}]"))
         end = next((place for place in range(at + 1, len(lines)) if lines[place].startswith("[")), len(lines))
         found = next((place for place in range(at, end) if lines[place].startswith(f"{key} =")), None)
         lines[at + 1 if found is None else found : at + 1 if found is None else found + 1] = [f"{key} = {value}"]

@@ -130,14 +130,17 @@ class PromptSearchRun(JobRun):
     """A search for prompts over a store. Use `async with`; a folder that already holds the run resumes it."""
 
     async def fit(self, train: Sequence[Any], val: Sequence[Any]) -> PromptSearch:
+        """Search with runners, as `search` does."""
+        async with self.runners():
+            return await self.search(train, val)
+
+    async def search(self, train: Sequence[Any], val: Sequence[Any]) -> PromptSearch:
         """Search; return the algorithm with its best prompt, history and spend. Raises what PromptSearch.run raises."""
-        adapter = TraceToMessages()
         async with AsyncExitStack() as stack:
             algorithm = self.algorithm(await stack.enter_async_context(self._editor()) if self._asks else None)
             algorithm.set_store(self.store)
-            algorithm.set_adapter(adapter)
+            algorithm.set_adapter(TraceToMessages())
             algorithm.set_initial_resources(self.job.resources)
-            await stack.enter_async_context(self.runners())
             await unless_failed(self.failed, algorithm.run(train, val))
         return algorithm
 

@@ -1,4 +1,4 @@
-"""`agl-otel improve` with a search for prompts: users get better answers, a worse prompt is rolled back, and kill -9 promotes nothing twice.
+"""`agl-otel improve` with a search for prompts: users get a better one, a worse one is rolled back, and kill -9 promotes nothing twice.
 
 What users saw, and by which prompt, is in the product's own books.
 """

@@ -48,8 +48,8 @@ def _without_checksum(cycle: Cycle) -> None:
     [
         (_other_weights, "are not those that the cycle made"),
         (_without_checksum, r"gate\.json"),
-        (lambda cycle: (cycle.folder / "canary.json").unlink(), r"canary\.json .* is not what the weights were promoted on"),
-        (lambda cycle: cycle.write("gate", {"why": [], "drift": 0.1}), r"gate\.json .* is not what the weights were promoted on"),
+        (lambda cycle: (cycle.folder / "canary.json").unlink(), r"canary\.json .* is not what its promotion rests on"),
+        (lambda cycle: cycle.write("gate", {"why": [], "drift": 0.1}), r"gate\.json .* is not what its promotion rests on"),
         (
             lambda cycle: (
                 cycle.write("canary", {"why": "canary_worse", "steps": []}),
@@ -59,7 +59,7 @@ def _without_checksum(cycle: Cycle) -> None:
         ),
         (
             lambda cycle: (cycle.folder / "verdict.json").write_text(json.dumps(with_checksum({"evidence": {}}))),
-            "is not what the weights were promoted on",
+            "is not what its promotion rests on",
         ),
     ],
 )
