@@ -85,6 +85,8 @@ class Improved(Improvement):
 
     async def _learnt(self, cycle: Cycle) -> dict[str, Any]:
         tasks = await self._tasks(cycle)
+        if not (tasks["train"] or tasks["val"]):  # users are content, or silent: there is nothing to learn
+            return {"run": "", "weights": "", "refused": tasks["left_out"]}
         begun = read_prompts(self.promoted)
         job = self.job.model_copy(update={"resources": {**self.job.resources, **begun}})
         scores: dict[str, list[float | None]] = {}
@@ -137,10 +139,10 @@ class Improved(Improvement):
                     left_out[task] += 1
                 else:
                     (val if is_validated_on(task) else train).append(task)
-        if not (train and val):
+        if bool(train) != bool(val):
             raise DataError(
-                f"{len(train) + len(val)} of the window's {len(ids)} attempts make a task, and a search needs some to learn from and "
-                f"some to choose by (left out: {dict(left_out) or 'none'}): have users correct answers, or ask for more attempts of a cycle"
+                f"the window's {len(train) or len(val)} tasks are about too few questions: a search needs some to learn from and others to "
+                "choose by; ask for more attempts of a cycle"
             )
         cycle.write("tasks", {"train": train, "val": val, "left_out": dict(left_out)})
         return cycle.of("tasks")

@@ -18,6 +18,8 @@ from tests.system.stack_process import until
 
 pytestmark = [pytest.mark.full, pytest.mark.timeout(600)]
 FIRST, GOOD, BAD = "answer", "answer next", "please copy"
+FAIR = "next back"
+"""Right in four of the five cases that users ask for."""
 
 
 def test_users_get_a_better_prompt_although_update_and_canary_are_killed(tmp_path: Path) -> None:
@@ -60,7 +62,7 @@ async def _holds(found: World) -> None:
 
 
 def test_a_worse_prompt_is_rolled_back_within_a_bounded_number_of_conversations(tmp_path: Path) -> None:
-    blind = {"improve.held_out": '"off"', "algorithm.choices": f'["{BAD}"]', "resources.prompt_template": f'"{GOOD}"'}
+    blind = {"improve.held_out": '"off"', "algorithm.choices": f'["{BAD}"]', "resources.prompt_template": f'"{FAIR}"'}
     with prompted(tmp_path, {**blind, "improve.canary_most": "40", "improve.canary_rated": "32"}) as found:
         agent = found.books / "agent.py"
         agent.write_text(agent.read_text().replace('== task["expected"])', '== task["input"])'))  # a grader that lies: it wants copies
@@ -70,7 +72,7 @@ def test_a_worse_prompt_is_rolled_back_within_a_bounded_number_of_conversations(
         assert (verdict["verdict"], verdict["why"][0][:7]) == ("rolled_back", "canary_"), loop.output
         until(lambda: sum(row["time"] > ended for row in found.book("seen")) > 20, "users ask on")
         seen = found.book("seen")
-        assert right_share(seen, since=ended) == 1.0, "everybody has the promoted prompt again"
+        assert {row["prompt"] for row in seen if row["time"] > ended} == {FAIR} and right_share(seen, since=ended) > 0.5
         assert 0 < sum(row["prompt"] == BAD for row in seen) <= 40 + 30, "canary_most, and what came until it is noticed"
 
 
