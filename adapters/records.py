@@ -430,9 +430,7 @@ def _openai_dpo(reading: Reading, traces: Traces, spans: Sequence[Span]) -> Rows
 
     found, corrected = _openai(replace(reading, by_call=True), traces, spans), _corrected(reading, traces, spans)
     paired = {(row["rollout_id"], row["attempt_id"], prompt_of(row)) for row in corrected.rows}
-    groups = best_and_worst(
-        found.rows, _tasks(traces), prompt_of, found.refused, reply_of=lambda row: row["messages"][-1], paired=paired
-    )
+    groups = best_and_worst(found.rows, _tasks(traces), prompt_of, found.refused, reply_of=lambda row: row["messages"][-1], paired=paired)
     pairs = [pair_of(*pair) for pair in groups]
     unrated = {key[:2] for key in paired} - _taken(reading, traces, Counter()).keys()
     found.refused.subtract({"no_reward": len(unrated)} if unrated else {})

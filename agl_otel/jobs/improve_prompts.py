@@ -91,13 +91,13 @@ class Improved(Improvement):
         job = self.job.model_copy(update={"resources": {**self.job.resources, **begun}})
         scores: dict[str, list[float | None]] = {}
         async with PromptSearchRun(job, self._plain, cycle.run, settings=self.settings, force=self.force) as run, run.runners():
-            search = await run.search(tasks["train"], tasks["val"])
+            search = await run.search(tasks["train"], tasks["val"], aside=True)
             if (found := search.get_best_prompts()) != begun:
                 scores = {name: await self._score(run, name, prompts) for name, prompts in (("before", begun), ("after", found))}
         if scores:
             write_prompts(cycle.prompts, found)
         else:
-            _check_editor(search)
+            check_editor(search)
         return {
             "run": run.run_id,
             "weights": file_digest(cycle.prompts) if scores else "",
@@ -106,6 +106,7 @@ class Improved(Improvement):
             "refused": tasks["left_out"],
             "before": scores.get("before"),
             "after": scores.get("after"),
+            "stopped_because": search.stopped_because,
             **search.spend.described(),
         }
 
@@ -162,7 +163,7 @@ def write_prompts(path: Path, prompts: Prompts) -> None:
     write_json(path, with_checksum({"prompts": {name: prompt.model_dump() for name, prompt in prompts.items()}}))
 
 
-def _check_editor(search: PromptSearch) -> None:
+def check_editor(search: PromptSearch) -> None:
     """Raise ModelServerError where a search ended without another prompt and its last call of the editor failed."""
     if search.editor.fails:
         spend = search.spend

@@ -13,7 +13,7 @@ from typing import Final
 from agl_otel.errors import ConflictError, UsageError
 from agl_otel.store import Store
 from agl_otel.types import NamedResources, PromptTemplate, ResourcesUpdate
-from agl_otel.types.resources import OWNER
+from agl_otel.types.resources import OWNER, shares_in
 
 PROMOTED: Final = "promoted"
 """The resource name of the LLM that answers all conversations but a canary's."""
@@ -32,7 +32,7 @@ class Production:
         self._store, self._resources_id, self._owner = store, resources_id, owner
         self._published = False
         self._canary = ""
-        """The name of the published canary."""
+        """The name of the published canary, also of one that this run published before it was killed."""
         self.failed: asyncio.Future[None] = asyncio.get_running_loop().create_future()
         self.version = ""
         """Of the published set."""
@@ -76,6 +76,7 @@ class Production:
         now = await self._store.resources(self._resources_id)
         self.version = "" if now is None else str(now.version)
         if now is None or force or _owner_of(now) == self._owner:
+            self._canary = next(iter(shares_in(now.resources if now is not None else {})), "")
             return
         whose = f"of the run {owner}" if (owner := _owner_of(now)) else "published by hand"
         raise UsageError(

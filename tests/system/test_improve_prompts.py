@@ -12,6 +12,7 @@ from pathlib import Path
 
 import pytest
 
+from agl_otel.adapters.cycles import cycles_of
 from agl_otel.store import Store
 from tests.improve_world import World, prompted, right_share
 from tests.system.stack_process import until
@@ -31,6 +32,12 @@ def test_users_get_a_better_prompt_although_update_and_canary_are_killed(tmp_pat
                 assert loop.process.poll() is None, loop.output
                 loop.process.send_signal(signal.SIGKILL)
                 loop.process.wait()
+        assert asyncio.run(_canaries(found)) == 2, "its LLM and its prompt are served while nobody watches"
+        with found.improve(1, "stopped.log") as loop:
+            until(lambda: "cycle 1: canary …" in loop.output, "the canary goes on")
+            loop.process.send_signal(signal.SIGINT)
+            loop.wait(60)
+        assert asyncio.run(_canaries(found)) == 0, "it is withdrawn where the command can do it"
         with found.improve(1) as loop:
             assert loop.wait(300) == 0, loop.output
         assert found.facts(1, "verdict")["verdict"] == "promoted", loop.output
@@ -43,9 +50,20 @@ def test_users_get_a_better_prompt_although_update_and_canary_are_killed(tmp_pat
         asyncio.run(_holds(found))
 
 
+async def _canaries(found: World) -> int:
+    """Return how many resources of a canary are published."""
+    async with await Store.connect(found.store) as store:
+        update = await store.resources("production")
+        return sum(name.startswith("canary-") for name in (update.resources if update is not None else ()))
+
+
 async def _holds(found: World) -> None:
     """Hold the store against the product's books: the prompts that users got, who answered, and one change of the promoted prompt."""
     async with await Store.connect(found.store) as store:
+        (cycle,) = cycles_of(await store.reader.steps(found.facts(1, "window")["selection"].partition("@")[0]))
+        assert (cycle.verdict, cycle.held_out_after, cycle.drift, cycle.canary_share) == ("promoted", 1.0, None, 0.5)
+        assert cycle.attempts == len(found.facts(1, "window")["rollout_ids"]) and cycle.training_run == found.facts(1, "update")["run"]
+        assert await store.resources() is None, "a search makes no prompt the default of the stack"
         promoted: list[str] = []
         version = 0
         while (update := await store.queue.get_resources("production", version=(version := version + 1))) is not None:
