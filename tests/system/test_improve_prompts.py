@@ -75,8 +75,9 @@ async def _holds(found: World) -> None:
         )
         arms = {row["Talk"]: row["Arms"] for row in rows}
         told = [(row["arm"], arms[row["talk"]]) for row in found.book("seen") if row["talk"] in arms]
-        assert sum(arm.startswith("canary-") for arm, _ in told) >= 16, "users got the canary's prompt"
-        assert all(arm in by for arm, by in told) and sum(by != [arm] for arm, by in told) <= 20, "the proxy draws as the product does"
+        of_canary = [by for arm, by in told if arm.startswith("canary-")]
+        assert len(of_canary) >= 16 and all(arm in by for arm, by in told)
+        assert sum(len(by) > 1 for by in of_canary) < len(of_canary) / 3, "the proxy draws as the product does, but for moments of change"
 
 
 def test_a_worse_prompt_is_rolled_back_within_a_bounded_number_of_conversations(tmp_path: Path) -> None:

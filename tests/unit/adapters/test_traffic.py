@@ -20,18 +20,13 @@ def call(at: float, *said: tuple[str, str], reply: str, agent: str = "") -> Span
     messages, answer = (
         [{"role": role, "parts": [{"type": "text", "content": text}]} for role, text in each] for each in (said, [("assistant", reply)])
     )
-    named = {"gen_ai.agent.name": agent} if agent else {}
-    return proxy_call(
-        f"s{at}",
-        at,
-        at + 1,
-        **{
-            "gen_ai.input.messages": json.dumps(messages),
-            "gen_ai.output.messages": json.dumps(answer),
-            conventions.LLM_CALL: int(at),
-            **named,
-        },
-    )
+    given: dict[str, Any] = {
+        "gen_ai.input.messages": json.dumps(messages),
+        "gen_ai.output.messages": json.dumps(answer),
+        conventions.LLM_CALL: int(at),
+        **({"gen_ai.agent.name": agent} if agent else {}),
+    }
+    return proxy_call(f"s{at}", at, at + 1, **given)
 
 
 def corrected(on: Span, text: str, *, source: str = "users", response: str = "", at: float = 5.0) -> Span:
