@@ -15,7 +15,7 @@ IMPROVE: Final = "improve"
 
 
 class Reason(Model):
-    """Why the weights of a cycle were not promoted."""
+    """Why what a cycle made was not promoted."""
 
     key: str
     """Of gates.REFUSALS."""
@@ -45,7 +45,7 @@ class Cycle(Model):
     selection: str
     """The window as a selection, NAME@VERSION."""
     training_run: str
-    """The run that trained on it."""
+    """The run that trained on it, or that searched for prompts by it."""
     samples: int
     trace_id: str
     span_id: str
@@ -57,7 +57,7 @@ class Cycle(Model):
     held_out_gain_high: float | None
     """95 % interval of the gain."""
     drift: float | None
-    """gates.drift."""
+    """gates.drift; None of prompts."""
     backtest_gain: float | None
     backtest_verdict: str
     trusted_gain: float | None

@@ -1,6 +1,6 @@
-"""Statistics that decide whether new weights may answer users: held-out gains, drift, alarms, and the watch over a canary. Pure.
+"""Statistics that decide whether new weights or prompts may answer users: held-out gains, drift, alarms, and the watch over a canary. Pure.
 
-A gate never says that weights are good; it says what speaks against them. Each reason is a key of REFUSALS.
+A gate never says that they are good; it says what speaks against them. Each reason is a key of REFUSALS.
 """
 
 from __future__ import annotations
@@ -24,7 +24,7 @@ LEAST_RATED: Final = 8
 UNSOUND: Final = frozenset({"small_sample", "heavy_tail", "missing_mass"})
 """Doubts (offpolicy.CANNOT_TELL) by which an interval need not have the truth in it."""
 REFUSALS: Final = {
-    "update_failed": "the training failed: its error is in the cycle",
+    "update_failed": "the update failed: its error is in the cycle",
     "no_new_weights": "the update changed nothing",
     "held_out_falls": "the held-out score fell by more than chance",
     "held_out_no_gain": "the held-out score did not rise by more than chance",
@@ -40,7 +40,7 @@ REFUSALS: Final = {
     "canary_down": "the canary's model server ended, or did not answer",
     "canary_unrated": "the canary's conversations got too few rewards to judge it",
 }
-"""{why weights are not promoted: its text}."""
+"""{why weights or prompts are not promoted: its text}."""
 ALARMS: Final = frozenset({"trusted_falls", "trusted_stays", "trusted_lags"})
 """The reasons that speak of a reward that is exploited."""
 Array = NDArray[np.float64]
@@ -115,9 +115,9 @@ class Rules:
 
 
 def refusals(
-    rules: Rules, *, held_out: Interval, backtest: Estimate | None, trusted: Estimate | None, lags: bool, kl: float
+    rules: Rules, *, held_out: Interval, backtest: Estimate | None, trusted: Estimate | None, lags: bool, kl: float | None
 ) -> tuple[str, ...]:
-    """Return the reasons against the weights, in the order of REFUSALS.
+    """Return the reasons against weights or prompts, in the order of REFUSALS.
 
     Args:
         rules: what is asked for.
@@ -125,7 +125,7 @@ def refusals(
         backtest: by the rewards that are trained on; None where too few attempts count.
         trusted: by the trusted rewards, at a level of 80 %; None where too few attempts count.
         lags: trusted_lags.
-        kl: drift.
+        kl: drift; None: it is not known, as of prompts.
     """
     better = backtest is not None and backtest.verdict == "better"
     falls = trusted is not None and trusted.gain.high < 0
@@ -137,7 +137,7 @@ def refusals(
         "held_out_no_gain": rules.held_out == "better" and held_out.high >= 0 and held_out.low <= 0,
         "backtest_worse": rules.backtest != "off" and backtest is not None and backtest.verdict == "worse",
         "backtest_not_better": rules.backtest == "better" and not better and not (backtest is not None and backtest.verdict == "worse"),
-        "drift": rules.max_drift is not None and not kl <= rules.max_drift,  # also where it is not a number
+        "drift": rules.max_drift is not None and kl is not None and not kl <= rules.max_drift,  # also where it is not a number
         "trusted_falls": falls,
         "trusted_stays": stays,
         "trusted_unsure": unsure and not falls and not stays,

@@ -22,6 +22,8 @@ from typing import Any
 
 ROOT = Path(__file__).parents[1]
 EXAMPLE = ROOT / "examples" / "improve"
+PROMPTS = ROOT / "examples" / "improve_prompts"
+MODEL = ROOT / "examples" / "apo" / "server.py"
 
 
 @dataclass
@@ -65,8 +67,22 @@ class World:
 
 
 @contextlib.contextmanager
-def world(folder: Path, job: dict[str, str], kind: str = "", *, rate: float = 10.0) -> Generator[World]:
-    """Run a stack and the example's product, with its option `--at-random` or one of another `kind` (_serve): so many users in a second.
+def prompted(folder: Path, job: dict[str, str], *, rate: float = 10.0) -> Generator[World]:
+    """Run the example with prompts like `world`, and the model that follows them."""
+    model = subprocess.Popen([sys.executable, str(MODEL)], stdout=subprocess.PIPE, text=True)
+    try:
+        assert model.stdout is not None
+        llm = f'{{ resource_type = "llm", endpoint = "{model.stdout.readline().strip()}", model = "words" }}'
+        with world(folder, {"resources.main_llm": llm, **job}, rate=rate, example=PROMPTS) as found:
+            yield found
+    finally:
+        model.kill()
+        model.communicate()
+
+
+@contextlib.contextmanager
+def world(folder: Path, job: dict[str, str], kind: str = "", *, rate: float = 10.0, example: Path = EXAMPLE) -> Generator[World]:
+    """Run a stack and an example's product, with its option `--at-random` or one of another `kind` (_serve): so many users in a second.
 
     `job` replaces or adds lines of its job file: {table.key: value}.
     """
@@ -74,7 +90,7 @@ def world(folder: Path, job: dict[str, str], kind: str = "", *, rate: float = 10
     from tests.system.stack_process import ENVIRONMENT, Command, until
 
     place = folder / "improve"
-    shutil.copytree(EXAMPLE, place, ignore=shutil.ignore_patterns("__pycache__", "*.jsonl"))
+    shutil.copytree(example, place, ignore=shutil.ignore_patterns("__pycache__", "*.jsonl"))
     (place / "job.toml").write_text(changed((place / "job.toml").read_text(), job))
     names = ("QUEUE", "WEB", "PROXY", "OTLP_GRPC")
     ports = {f"AGL_{name}_PORT": str(port) for name, port in zip(names, free_ports(len(names)), strict=True)}
@@ -99,7 +115,7 @@ def changed(text: str, job: dict[str, str]) -> str:
     lines = text.splitlines()
     for name, value in job.items():
         table, _, key = name.partition(".")
-        at = lines.index(f"[{table}]")
+        at = next(place for place, line in enumerate(lines) if line.startswith(f"[{table}]"))
         end = next((place for place in range(at + 1, len(lines)) if lines[place].startswith("[")), len(lines))
         found = next((place for place in range(at, end) if lines[place].startswith(f"{key} =")), None)
         lines[at + 1 if found is None else found : at + 1 if found is None else found + 1] = [f"{key} = {value}"] if value else []

@@ -1,4 +1,4 @@
-"""The cycles of `agl-otel improve` as a table, and why weights were not promoted."""
+"""The cycles of `agl-otel improve` as a table, and why what they made was not promoted."""
 
 from __future__ import annotations
 
@@ -19,7 +19,7 @@ def cycle_rows(cycles: Sequence[Cycle]) -> tuple[list[str], list[list[object]]]:
 
 
 def reason_lines(cycles: Sequence[Cycle]) -> list[Text]:
-    """Return a line for each reason against a cycle's weights, alarms in red."""
+    """Return a line for each reason against what a cycle made, alarms in red."""
     told = [(each, reason) for each in cycles for reason in each.reasons]
     return [
         Text(f"cycle {each.cycle} {_verdict(each)}: {plain(reason.text, WIDEST_LINE)}", style="bold red" if reason.alarm else "")
@@ -76,5 +76,5 @@ _CELLS: Final[dict[str, Callable[[Cycle], object]]] = {
     "canary": _canary,
     "version": _versions,
     "attempts": _window,
-    "trained by": lambda cycle: cycle.training_run,
+    "made by": lambda cycle: cycle.training_run,
 }

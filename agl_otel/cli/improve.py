@@ -1,4 +1,4 @@
-"""`agl-otel improve JOB.toml`: train on a running product's traffic, and let the better weights answer its users."""
+"""`agl-otel improve JOB.toml`: learn from a running product's traffic, and let the better weights or prompts answer its users."""
 
 from __future__ import annotations
 
@@ -27,7 +27,7 @@ from agl_otel.types.options import Whole
 def improve(
     job_file: Path, data_dir: Path | None, store: str | None, run_dir: Path | None, cycles: int | None, force: bool, as_json: bool
 ) -> None:
-    """Serve the policy of JOB.toml to the users of a running product, learn from their rewards, and give them the better weights.
+    """Learn from the rewards of a running product's users, and give them the better weights, or the better prompts.
 
     Calls of no rollout that reach the stack's proxy are answered by the promoted weights, and their traces are adopted
     (AGL_UNIDENTIFIED=adopt). When [improve] `attempts` of them have a reward, a cycle begins: they are trained on (grpo or sft, with the
@@ -35,8 +35,11 @@ def improve(
     rewards), a canary answers a share of the conversations, or greater ones step by step, and by its rewards the weights are promoted or
     rolled back.
 
+    With a search for prompts (apo, gepa, random_search) the product asks for the prompts of each conversation (docs/improving.md). The
+    search runs on tasks that are made of the traffic, and the gate asks the held-out tasks alone.
+
     Start it again with the same --run-dir to go on: whatever had ended is not repeated, and nothing is promoted twice. While it is not
-    running, nobody answers.
+    running, the policy does not answer; prompts stay as they were.
     """
     setup_logging()
     settings = Settings.load(data_dir=data_dir, store=store)
@@ -54,20 +57,21 @@ def improve(
 
     async def main() -> dict[str, Any]:
         from agl_otel.jobs.check import checked_job
-        from agl_otel.jobs.improve import Improvement
+        from agl_otel.jobs.improve import improvement_of
         from agl_otel.stack.sharing import store_for
 
         job, warnings = checked_job(job_file)
         for warning in warnings:
             click.echo(f"warning: {warning}", err=True)
-        say(f"the run's folder is {folder}; {'connecting to' if settings.store else 'starting'} the stack, and starting a model server …")
+        kind = improvement_of(job)
+        say(f"the run's folder is {folder}; {'connecting to' if settings.store else 'starting'} the stack …")
         async with (
             store_for(settings) as (opened, failed),
-            Improvement(job, opened, folder, stack_failed=failed, settings=settings, force=force, on_event=say) as loop,
+            kind(job, opened, folder, stack_failed=failed, settings=settings, force=force, on_event=say) as loop,
         ):
             say(f"users are answered by {loop.promoted} (resources {settings.upstream_resources}@{loop.production.version})")
             ended = await loop.improve(cycles)
-            say(f"{cycles} cycles have ended, and with them the model servers: nobody answers users until the loop goes on")
+            say(f"{cycles} cycles have ended; {loop.while_away}")
             cycles_done = [{"cycle": each.number, "verdict": each.verdict, "why": each.why} for each in ended]
             return {"run": loop.run_id, "folder": str(folder), "promoted": str(loop.promoted), "cycles": cycles_done}
 

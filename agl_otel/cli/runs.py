@@ -86,7 +86,7 @@ def ls(limit: int, data_dir: Path | None, store: str | None, as_json: bool) -> N
 def show(run: str, price: tuple[float, float] | None, points: int, data_dir: Path | None, store: str | None, as_json: bool) -> None:
     """Show one run: rollouts by status, verdicts, tokens, cost, and rewards step by step.
 
-    Of a run of `improve` it shows the cycles: evidence, canary, verdict, versions, and what spoke against the weights.
+    Of a run of `improve` it shows the cycles: evidence, canary, verdict, versions, and what spoke against them.
     """
     settings = _begin(data_dir, store)
 

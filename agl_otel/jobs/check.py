@@ -16,10 +16,12 @@ from pathlib import Path
 from types import ModuleType
 from typing import Any, Final
 
+from agl_otel.adapters.traffic import EXAMPLE
 from agl_otel.algorithms.hub import download_note
 from agl_otel.algorithms.run_folder import RUN, Sources, check_run, digest_of
 from agl_otel.errors import AglError, SettingsError
 from agl_otel.jobs import custom as own
+from agl_otel.jobs.improve_options import SEARCHES, problems_of
 from agl_otel.jobs.job import Job
 from agl_otel.jobs.memory import Findings, Memory
 from agl_otel.jobs.sources import sources_of
@@ -106,8 +108,10 @@ def _check(job: Job, found: CheckReport) -> list[Any]:
     if not scores:
         with _collecting(found):
             own.named(job, val=job.data.val is not None)
+    found.problems += problems_of(job)
+    made_of_traffic = [EXAMPLE] if job.improve is not None and found.algorithm in SEARCHES else []
     with contextlib.chdir(job.folder):  # the runners' working directory
-        _check_agent(job, [*train, *val], found)
+        _check_agent(job, [*train, *val, *made_of_traffic], found)
     if job.options.get("learning_rate") == 0:
         found.notes.append("learning_rate = 0 is a control experiment: nothing is learnt")
     return [*train, *val]

@@ -1,14 +1,16 @@
-"""`agl-otel improve`: from the traffic of a running product to better weights, and back.
+"""`agl-otel improve`: from the traffic of a running product to better weights or prompts, and back.
 
-A cycle has five stages: window (which rated attempts), update (train on them), gate (what speaks against the new weights), canary (a
-share of the users gets them, then perhaps a greater one), verdict (promoted, or not). Each ends with a file in the cycle's folder and a
+A cycle has five stages: window (which rated attempts), update (learn from them), gate (what speaks against what was made), canary (a
+share of the users gets it, then perhaps a greater one), verdict (promoted, or not). Each ends with a file in the cycle's folder and a
 span in the store. A stage that has its file is not repeated; one that a kill interrupted is (a canary from the step that was under way),
 and what it changes elsewhere can be done twice with the same result.
-Weights are promoted by a verdict alone, which holds the digests of the files it rests on.
+What a cycle made is promoted by a verdict alone, which holds the digests of the files it rests on.
+
+What is particular to weights is in improve_weights.py, to prompts in improve_prompts.py.
 
     run.json, lock              the run's identity (algorithms/run_folder.py)
-    policy                      the model it began with, if that is `tiny`
-    slots/a, slots/b            the model servers of production.py
+    policy, prompts.json        what it began with: the model, if that is `tiny`, or the job's prompts
+    slots/a, slots/b            the model servers of production_weights.py
     cycles/0001                 improve_cycle.py
 """
 
@@ -17,45 +19,37 @@ from __future__ import annotations
 import asyncio
 import shutil
 import time
-from collections import Counter
-from collections.abc import Callable, Collection, Iterable
+from collections.abc import Callable, Collection, Iterable, Sequence
 from dataclasses import dataclass
 from importlib import import_module
 from pathlib import Path
-from typing import Any, Final
+from typing import Any, ClassVar, Final
 
 import numpy as np
 
 from agl_otel.adapters.cycles import IMPROVE
 from agl_otel.adapters.gates import REFUSALS, Rated, Rules, paired_gain, refusals, trusted_lags
 from agl_otel.adapters.offpolicy import Estimate
-from agl_otel.algorithms.model_export import export_model
 from agl_otel.algorithms.offline import Offline
-from agl_otel.algorithms.run_folder import Fingerprint, RunFolder, digest_of, lock_run, model_fingerprint, run_id_of
+from agl_otel.algorithms.run_folder import Fingerprint, RunFolder, digest_of, lock_run, run_id_of
 from agl_otel.errors import AgentError, DataError, ModelServerError, SettingsError
-from agl_otel.jobs.grpo import GRPORun
 from agl_otel.jobs.improve_canary import CanarySteps, judged
 from agl_otel.jobs.improve_cycle import FOUND, Cycle
-from agl_otel.jobs.improve_evidence import arms_since, evidence, held_back, is_backtested
+from agl_otel.jobs.improve_evidence import Evidence, arms_since
+from agl_otel.jobs.improve_options import SEARCHES
 from agl_otel.jobs.job import Job
 from agl_otel.jobs.production import Production
 from agl_otel.jobs.run import JobRun, unless_failed
-from agl_otel.jobs.served import ServedRun, prepare_policy
-from agl_otel.jobs.sft import SFTRun
 from agl_otel.store import Store
 from agl_otel.store.selections import MOST
 from agl_otel.types import ADOPTED, AttemptedRollout, Rollout, TrainingStep
 from agl_otel.types.selections import Selected
 
-RUNS: Final[dict[str, type[ServedRun]]] = {"grpo": GRPORun, "sft": SFTRun}
-"""{algorithm: how a cycle trains by it}."""
 POLL_SECONDS: Final = 1.0
 KEPT_MODELS: Final = 2
 """The promoted weights, and those before."""
 LARGE: Final = ("checkpoints", "weights", "rounds", "policy")
 """What of a training run is removed when its cycle has ended: its weights are in the cycle's `model`."""
-_RESOURCE: Final = ("bridge", "strict_tools")
-"""Options of an algorithm that belong to its LLM resource."""
 
 
 @dataclass(frozen=True)
@@ -71,8 +65,18 @@ class Ended:
     """Unix seconds."""
 
 
+def improvement_of(job: Job) -> type[Improvement]:
+    """Return the class that improves by the algorithm of a job with [improve]."""
+    if job.improve is None:
+        raise SettingsError("the table [improve] is missing: it must be given, and may be empty (docs/improving.md)")
+    what = "prompts" if job.algorithm.get("name") in SEARCHES else "weights"
+    return import_module(f"agl_otel.jobs.improve_{what}").Improved
+
+
 class Improvement(JobRun):
     """The loop of a job with [improve] over a store. Use `async with`; a folder that already holds it resumes it.
+
+    A subclass knows what is improved: how a cycle learns from its attempts, and how users are served.
 
     Args:
         job, store, folder, options: as for JobRun.
@@ -81,43 +85,51 @@ class Improvement(JobRun):
 
     def __init__(self, job: Job, store: Store, folder: Path, *, on_event: Callable[[str], object] = lambda _: None, **options: Any) -> None:
         super().__init__(job, store, folder, **options)
-        if job.improve is None:
-            raise SettingsError("the table [improve] is missing: it must be given, and may be empty (docs/improving.md)")
+        assert job.improve is not None, "improvement_of"
         self.spec = job.improve
-        self._check()
         self._plain = store
         self._trains = self._algorithm
         self._algorithm = IMPROVE
         self._say = on_event
-        self._sources: list[str] | None = job.options.get("reward_sources")
+        self._sources: list[str] | None = job.options.get("reward_sources", job.improve.reward_sources)
 
-    def _check(self) -> None:
-        trained, trusted = self.job.options.get("reward_sources") or (), self.spec.trusted_sources
-        if self._algorithm not in RUNS:
-            raise SettingsError(f"[algorithm] name = {self._algorithm!r}: `improve` trains weights; name {' or '.join(RUNS)}")
-        if trusted and not trained:
-            raise SettingsError("[improve] trusted_sources watch other rewards: name those to train on in reward_sources of [algorithm]")
-        if both := sorted(set(trusted) & set(trained)):
-            raise SettingsError(f"[improve] trusted_sources and [algorithm] reward_sources both name {both}: leave it out of one")
+    # --- of a subclass
+
+    while_away: ClassVar[str]
+    """What users get while the command does not run, for people."""
+
+    def _began_with(self) -> dict[str, Any]:
+        """Return what the run began with, for its fingerprint."""
+        raise NotImplementedError
+
+    async def _prepare(self) -> Path:
+        """Return the path of what the run began with."""
+        raise NotImplementedError
+
+    def _production(self, *, resources_id: str, owner: str) -> Production:
+        raise NotImplementedError
+
+    def _held_back(self, rollout_ids: Sequence[str], trusted: Collection[str]) -> list[str]:
+        """Return the attempts of a window that are not learnt from."""
+        return []
+
+    async def _learnt(self, cycle: Cycle) -> dict[str, Any]:
+        """Learn from a window, from what is promoted, and score both on the held-out tasks; `weights` is a digest, empty without change."""
+        raise NotImplementedError
+
+    async def _evidence(self, cycle: Cycle) -> Evidence:
+        """Return what the attempts of a cycle say of what it made."""
+        raise NotImplementedError
+
+    # --- the run
 
     async def _start(self) -> None:
         self._exit.callback((lock := lock_run(self.folder)).close)
-        first = await prepare_policy(self.job, self.folder)
-        options = {"job": digest_of(self.job.options), "model": self.job.policy.model, "algorithm": self._trains}
+        self._first = await self._prepare()
+        options = {"job": digest_of(self.job.options), "algorithm": self._trains, **self._began_with()}
         made = Fingerprint.of(IMPROVE, options, self.job.policy.seed)
         self.run = RunFolder(self.folder, algorithm=made.algorithm, options=made.options, seed=made.seed, lock=lock)
-        self._first = first
-        algorithm = import_module(self.job.run_by).made(self.job, first, "")
-        given = {name: self.job.options[name] for name in _RESOURCE if name in self.job.options}
-        self.production = Production(
-            self.job,
-            self._plain,
-            self.folder / "slots",
-            resources_id=self.settings.upstream_resources,
-            sampling=algorithm.sampling_parameters,
-            options=given,
-            owner=self.run_id,
-        )
+        self.production = self._production(resources_id=self.settings.upstream_resources, owner=self.run_id)
         self._exit.push_async_callback(self.production.close)
         last, begun = Cycle(self.folder, len(self.ended)), Cycle(self.folder, len(self.ended) + 1)
         promoted = [each.number for each in self.ended if each.verdict == "promoted"]
@@ -143,9 +155,9 @@ class Improvement(JobRun):
 
     @property
     def promoted(self) -> Path:
-        """The folder of the promoted weights."""
+        """The folder of the promoted weights, or the file of the promoted prompts."""
         last = next((each for each in reversed(self.ended) if each.verdict == "promoted"), None)
-        return self._first if last is None else Cycle(self.folder, last.number).model
+        return self._first if last is None else Cycle(self.folder, last.number).made
 
     def canary_of(self, cycle: Cycle) -> str:
         """Return the resource name of a cycle's canary: no other run's has the same."""
@@ -173,7 +185,7 @@ class Improvement(JobRun):
         cycle.write("verdict", {**facts, "ended": time.time()})
         if verdict == "promoted":
             await asyncio.to_thread(cycle.check_promotion)
-            await self.production.promote(cycle.model)
+            await self.production.promote(cycle.made)
         else:
             await self.production.withdraw()
         await self._finish(cycle)
@@ -218,7 +230,7 @@ class Improvement(JobRun):
             await asyncio.sleep(max(POLL_SECONDS, 10 * (time.monotonic() - began)))  # a long history is read more rarely
         ready = ready[-MOST:]
         made = {"by": f"improve {self.run_id}", "cycle": cycle.number, "sources": self._sources}
-        unseen = held_back([each.rollout_id for each in ready], watched)
+        unseen = self._held_back([each.rollout_id for each in ready], watched)
         trained = [each for each in ready if each.rollout_id not in set(unseen)]
         kept = await self._plain.put_selection(self.run_id, [_selected(each) for each in trained], made)
         self._say(f"cycle {cycle.number}: {len(ready)} rated attempts ({kept.selection}); {len(fresh) - len(ready)} wait for a reward")
@@ -238,59 +250,22 @@ class Improvement(JobRun):
         return await self._plain.rewarded(unknown, sources) if unknown else set()
 
     async def _update(self, cycle: Cycle) -> dict[str, Any]:
-        """Train on the window from the promoted weights, and score both on the held-out tasks."""
-        window, run = cycle.of("window"), cycle.folder / "run"
+        """Learn from the window; an error of agents, graders or models ends the cycle, and not the command."""
+        window = cycle.of("window")
         if (await self._plain.selection(window["selection"])).digest != window["digest"]:
             raise DataError(f"the selection {window['selection']} is not the one that cycle {cycle.number} began with")
-        algorithm = {name: value for name, value in self.job.algorithm.items() if name != "offline_mode"}
-        policy = self.job.policy.model_copy(update={"model": str(self.promoted)})
-        job = self.job.model_copy(update={"policy": policy, "algorithm": {**algorithm, "selection": window["selection"]}})
         try:
-            facts = await self._trained(job, run)
+            return await self._learnt(cycle)
         except (AgentError, DataError, ModelServerError) as error:  # users are answered on, and the next window may be better
-            self._say(f"cycle {cycle.number}: nothing was trained: {error}")
-            return {"run": run_id_of(run, self._trains), "weights": "", "error": str(error)}
-        if facts["weights"]:
-            shutil.rmtree(cycle.model, ignore_errors=True)  # of an interrupted stage
-            await asyncio.to_thread(export_model, run, cycle.model, last=True)
-            facts["weights"] = await asyncio.to_thread(model_fingerprint, cycle.model)
-        return facts
-
-    async def _trained(self, job: Job, run: Path) -> dict[str, Any]:
-        """Run a training and score its weights before and after; `weights` is empty where none were made."""
-        async with RUNS[self._trains](job, self._plain, run, settings=self.settings, stack_failed=None) as training:
-            await training.publish_policy()
-            async with training.runners(mode="val"):
-                before = await training.validate_before()
-                report = await training.fit(job.tasks("train"))
-                made = any(step.next_version != step.weights_version for step in report.steps)
-                after = await training.validate_after(len(report.steps)) if made else None
-        return {
-            "run": training.run_id,
-            "weights": "made" if made else "",
-            "steps": len(report.steps),
-            "trajectories": sum(step.trajectories for step in report.steps),
-            "refused": dict(sum((Counter(step.refused) for step in report.steps), Counter[str]())),
-            "before": before.rewards,
-            "after": None if after is None else after.rewards,
-        }
+            self._say(f"cycle {cycle.number}: the update failed: {error}")
+            return {"run": run_id_of(cycle.run, self._trains), "weights": "", "error": str(error)}
 
     async def _gate(self, cycle: Cycle) -> dict[str, Any]:
-        """Ask what speaks against the new weights."""
-        update, window = cycle.of("update"), cycle.of("window")
+        """Ask what speaks against what the cycle made."""
+        update = cycle.of("update")
         if not update["weights"]:
             return {"why": ["update_failed" if update.get("error") else "no_new_weights"]}
-        found = await evidence(
-            self._plain,
-            window["rollout_ids"],
-            cycle.model,
-            backtested=[each for each in window["held_back"] if is_backtested(each)],
-            unseen=window["held_back"],
-            sources=self._sources,
-            trusted_sources=self.spec.trusted_sources,
-            agent_match=self.job.options.get("agent_match"),
-            device=self.job.options.get("device", "cpu"),
-        )
+        found = await self._evidence(cycle)
         before, after = ([value or 0.0 for value in update[name]] for name in ("before", "after"))
         gain = paired_gain(before, after)
         drop = self.spec.max_drop if self.spec.trusted_sources else None
@@ -299,7 +274,8 @@ class Improvement(JobRun):
         why = refusals(rules, held_out=gain, backtest=found.backtest, trusted=found.trusted, lags=lags, kl=found.drift)
         scores = float(np.mean(before)), float(np.mean(after))
         self._say(
-            f"cycle {cycle.number}: held-out {scores[0]:.3f} -> {scores[1]:.3f}, drift {found.drift:.3f}, back-test {_told(found.backtest)}"
+            f"cycle {cycle.number}: held-out {scores[0]:.3f} -> {scores[1]:.3f}"
+            + (f", drift {found.drift:.3f}, back-test {_told(found.backtest)}" if found.drift is not None else "")
             + (f", by trusted rewards {_told(found.trusted)}" if self.spec.trusted_sources else "")
         )
         return {"why": list(why), "held_out": [*scores, gain.low, gain.high], **found.as_json()}
@@ -313,11 +289,11 @@ class Improvement(JobRun):
         return None
 
     async def _canary(self, cycle: Cycle) -> dict[str, Any]:
-        """Let a share of the conversations be answered by the new weights until their users have judged them, then the next share."""
+        """Let a share of the conversations be answered by what the cycle made until their users have judged it, then the next share."""
         found = cycle.read("canary_begun")
         steps = CanarySteps(self.spec.shares) if found is None else CanarySteps.of(found)
-        await asyncio.to_thread(cycle.check_weights)
-        await self.production.start_canary(cycle.model)
+        await asyncio.to_thread(cycle.check_made)
+        await self.production.start_canary(cycle.made)
         while not steps.over:
             await self.production.publish(self.canary_of(cycle), steps.share)
             steps = steps.published(self.production.version, time.time())
@@ -351,7 +327,7 @@ class Improvement(JobRun):
         kept = [each.number for each in self.ended if each.verdict == "promoted"][-KEPT_MODELS:]
         for number in range(1, cycle.number + 1):
             old = Cycle(self.folder, number)
-            large = [old.folder / "run" / name for name in LARGE] + ([] if number in kept else [old.model])
+            large = [old.run / name for name in LARGE] + ([] if number in kept else [old.model])
             for folder in large:
                 await asyncio.to_thread(shutil.rmtree, folder, ignore_errors=True)
         ended = self.ended[-1]

@@ -3,8 +3,9 @@
 cycles/0001/window.json, update.json, gate.json, canary.json, verdict.json    what each stage has found
 cycles/0001/canary_begun.json    how far a canary is (improve_canary.py)
 cycles/0001/recorded.json        the store knows the cycle
-cycles/0001/run                  the training run
+cycles/0001/run                  the training run, or the search
 cycles/0001/model                the weights that it made
+cycles/0001/tasks.json, prompts.json    the tasks that a search for prompts is made on, and the prompts that it made
 """
 
 from __future__ import annotations
@@ -12,9 +13,10 @@ from __future__ import annotations
 from pathlib import Path
 from typing import Any, Final
 
-from agl_otel.algorithms.run_folder import digest_of, model_fingerprint, read_checked, with_checksum, write_json
+from agl_otel.algorithms.run_folder import digest_of, file_digest, model_fingerprint, read_checked, with_checksum, write_json
 from agl_otel.errors import DataError
 
+PROMPTS: Final = "prompts.json"
 STAGES: Final = ("window", "update", "gate", "canary", "verdict")
 FOUND: Final = STAGES[:-1]
 """Those on which a verdict rests."""
@@ -31,8 +33,23 @@ class Cycle:
 
     @property
     def model(self) -> Path:
-        """The weights that it made."""
+        """The weights that it made, if it trains."""
         return self.folder / "model"
+
+    @property
+    def prompts(self) -> Path:
+        """The prompts that it made, if it searches for them."""
+        return self.folder / PROMPTS
+
+    @property
+    def made(self) -> Path:
+        """What it made: weights or prompts."""
+        return self.prompts if self.prompts.exists() else self.model
+
+    @property
+    def run(self) -> Path:
+        """The folder of its training run, or search."""
+        return self.folder / "run"
 
     def read(self, stage: str) -> dict[str, Any] | None:
         """Return what a stage has found; None if it has not ended. Raises DataError for a damaged file."""
@@ -55,19 +72,21 @@ class Cycle:
         found = {stage: self.read(stage) for stage in FOUND}
         return {stage: digest_of(facts) for stage, facts in found.items() if facts is not None}
 
-    def check_weights(self) -> None:
-        """Raise DataError where the weights are not those that the update made."""
-        if self.of("update")["weights"] != model_fingerprint(self.model):
-            raise DataError(f"the weights in {self.model} are not those that the cycle made: restore them")
+    def check_made(self) -> None:
+        """Raise DataError where the weights or prompts are not those that the update made."""
+        made = self.made
+        now = file_digest(made) if made.is_file() else model_fingerprint(made) if made.exists() else ""
+        if self.of("update")["weights"] != now:
+            raise DataError(f"the {'prompts' if made.is_file() else 'weights'} in {made} are not those that the cycle made: restore them")
 
     def check_promotion(self) -> None:
-        """Raise DataError where its weights may not be served: evidence that is not what the verdict was given on, or other weights."""
+        """Raise DataError where what it made may not be served: evidence that is not what the verdict was given on, or something else."""
         held, now = self.of("verdict")["evidence"], self.digests()
         if changed := [f"{stage}.json" for stage in FOUND if stage not in held or held[stage] != now.get(stage)]:
-            raise DataError(f"{', '.join(changed)} in {self.folder} is not what the weights were promoted on: restore it")
+            raise DataError(f"{', '.join(changed)} in {self.folder} is not what its promotion rests on: restore it")
         if against := [*self.of("gate")["why"], *filter(None, [self.of("canary")["why"]])]:
             raise DataError(f"verdict.json in {self.folder} says promoted, and {', '.join(against)} speaks against it: restore it")
-        self.check_weights()
+        self.check_made()
 
     def metrics(self) -> dict[str, Any]:
         """Return the figures of a cycle with a verdict, flat; of its canary the last step's."""
@@ -78,7 +97,7 @@ class Cycle:
         found |= {"error": update["error"]} if update.get("error") else {}
         if "held_out" in gate:
             found |= {f"held_out_{name}": value for name, value in zip(_HELD_OUT, gate["held_out"], strict=True)}
-            found["drift"] = gate["drift"]
+            found |= {"drift": gate["drift"]} if gate["drift"] is not None else {}
             for name in ("backtest", "trusted"):
                 if (estimate := gate[name]) is not None:
                     gain = estimate["gain"]

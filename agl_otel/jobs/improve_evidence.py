@@ -6,7 +6,7 @@ import asyncio
 import hashlib
 from collections import Counter
 from collections.abc import Collection, Iterable, Sequence
-from dataclasses import asdict, dataclass
+from dataclasses import asdict, dataclass, field
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Final
 
@@ -33,19 +33,19 @@ ALARM_LEVEL: Final = 0.8
 
 @dataclass(frozen=True)
 class Evidence:
-    """What the attempts of a cycle say of new weights."""
+    """What the attempts of a cycle say of new weights; of new prompts they say nothing."""
 
-    backtest: Estimate | None
-    """By the rewards that are trained on, of attempts that were not; None where fewer than two count."""
-    trusted: Estimate | None
-    """By the trusted ones, likewise; None where fewer than gates.LEAST_RATED count."""
-    drift: float
-    """gates.drift."""
-    rated: Rated
-    """The attempts with both rewards."""
     bounds: tuple[float, float]
     """Between which the rewards that are trained on lie, but for one in fifty."""
-    left_out: dict[str, int]
+    backtest: Estimate | None = None
+    """By the rewards that are trained on, of attempts that were not; None where fewer than two count."""
+    trusted: Estimate | None = None
+    """By the trusted ones, likewise; None where fewer than gates.LEAST_RATED count."""
+    drift: float | None = None
+    """gates.drift; None: there are no log-probs of what was made."""
+    rated: Rated = field(default_factory=lambda: Rated(np.empty(0), np.empty(0)))
+    """The attempts with both rewards."""
+    left_out: dict[str, int] = field(default_factory=dict[str, int])
     """{why it does not count for the back-test: attempts}."""
 
     def as_json(self) -> dict[str, Any]:
@@ -104,7 +104,7 @@ async def evidence(
         trusted=trusted.estimated(LEAST_RATED, ALARM_LEVEL),
         drift=trained.drift,
         rated=Rated(*np.array(pairs, np.float64).reshape(-1, 2).T),
-        bounds=_bounds(trained.rewards),
+        bounds=bounds_of(trained.rewards),
         left_out=dict(trained.left_out),
     )
 
@@ -169,7 +169,7 @@ class _Weighed:
         return drift(*map(np.concatenate, zip(*self._changes, strict=True))) if self._changes else 0.0
 
 
-def _bounds(rewards: Sequence[float]) -> tuple[float, float]:
+def bounds_of(rewards: Sequence[float]) -> tuple[float, float]:
     """Return the first and the last but one percent of rewards; the least and the greatest where these are equal."""
     if not rewards:
         return 0.0, 1.0
@@ -209,9 +209,14 @@ async def arms_since(store: Store, canary: str, since: float, sources: Collectio
     rewards: list[NDArray[np.float64]] = []
     for ids in both:
         known = sorted(await store.rewarded(ids, sources)) if ids else []
-        values: list[float] = []
-        for start in range(0, len(known), PAGE):
-            traces = await store.traces(known[start : start + PAGE], deadline_seconds=0)
-            values += final_rewards(traces.trusting(sources)).values()
-        rewards.append(np.array(values, np.float64))
+        rewards.append(np.array([*(await rewards_of(store, known, sources)).values()], np.float64))
     return Arms(len(of) + mixed, canary=rewards[0], promoted=rewards[1], mixed=mixed)
+
+
+async def rewards_of(store: Store, rollout_ids: Sequence[str], sources: Collection[str] | None) -> dict[str, float]:
+    """Return the rewards of these sources (None: of any) by rollout."""
+    found: dict[str, float] = {}
+    for start in range(0, len(rollout_ids), PAGE):
+        traces = await store.traces(rollout_ids[start : start + PAGE], deadline_seconds=0)
+        found |= final_rewards(traces.trusting(sources))
+    return found

@@ -1,17 +1,26 @@
-"""[improve] of a job file: when a cycle begins, what its gate asks for, and how a canary is judged."""
+"""[improve] of a job file: when a cycle begins, what its gate asks for, and how a canary is judged; and what does not go together."""
 
 from __future__ import annotations
 
 import itertools
-from typing import Annotated, Final, Literal
+from typing import TYPE_CHECKING, Annotated, Final, Literal
 
 from pydantic import AfterValidator, BaseModel, Field
 
 from agl_otel.adapters.gates import LEAST_RATED
 from agl_otel.algorithms.options import MONTH_SECONDS, STRICT
+from agl_otel.types import LLM
+from agl_otel.types.resources import OWNER
+
+if TYPE_CHECKING:
+    from agl_otel.jobs.job import Job
 
 Age = Annotated[float, Field(ge=1, le=12 * MONTH_SECONDS, description="it is a time in seconds")]
 Share = Annotated[float, Field(gt=0, le=0.9, description="it is a share of the conversations")]
+SEARCHES: Final = frozenset({"apo", "gepa", "random_search"})
+"""The algorithms by which prompts are improved; the others improve weights."""
+RESERVED: Final = frozenset({"promoted", OWNER})
+"""Names of the set `production`."""
 MOST_STEPS: Final = 10
 """Of a canary. Each needs its rewards, and the bounds of each are wider, the more there are."""
 
@@ -25,7 +34,7 @@ def _rising(given: float | list[float]) -> float | list[float]:
 
 
 class ImproveSpec(BaseModel):
-    """[improve]: from the traffic of a running product to better weights, and back (docs/improving.md)."""
+    """[improve]: from the traffic of a running product to better weights or prompts, and back (docs/improving.md)."""
 
     model_config = STRICT
 
@@ -41,6 +50,9 @@ class ImproveSpec(BaseModel):
     """Likewise what the cycle's attempts say of it (backtesting.md)."""
     max_drift: Annotated[float | None, Field(gt=0, le=100, description="it is a divergence in nats for each token")] = 1.0
     """The greatest mean divergence of a reply's tokens from the promoted weights."""
+    reward_sources: list[str] | None = None
+    """With a search for prompts: sources of the rewards and corrections that count; None: all. `grpo` and `sft` name theirs in
+    [algorithm]."""
     trusted_sources: list[str] = Field(default_factory=list)
     """Sources of rewards that are never trained on, and watch those that are: graders, reviewers. Needs `reward_sources` of [algorithm]."""
     trusted_rated: Annotated[int, Field(ge=LEAST_RATED, le=100_000, description="so many attempts of a cycle have a trusted reward")] = 32
@@ -61,3 +73,46 @@ class ImproveSpec(BaseModel):
     def shares(self) -> tuple[float, ...]:
         """The shares of the canary's steps."""
         return tuple(self.canary) if isinstance(self.canary, list) else (self.canary,)
+
+
+def problems_of(job: Job) -> list[str]:
+    """Return why a job cannot be improved as its [improve] says, a line for each reason."""
+    spec = job.improve
+    if spec is None:
+        return []
+    return _of_prompts(job, spec) if job.algorithm.get("name") in SEARCHES else _of_weights(job, spec)
+
+
+def _of_weights(job: Job, spec: ImproveSpec) -> list[str]:
+    found: list[str] = []
+    trained, trusted = job.options.get("reward_sources") or (), spec.trusted_sources
+    if spec.reward_sources is not None:
+        found.append("[improve] reward_sources are for searches for prompts: name them in reward_sources of [algorithm]")
+    if trusted and not trained:
+        found.append("[improve] trusted_sources watch other rewards: name those to train on in reward_sources of [algorithm]")
+    if both := sorted(set(trusted) & set(trained)):
+        found.append(f"[improve] trusted_sources and [algorithm] reward_sources both name {both}: leave it out of one")
+    return found
+
+
+def _of_prompts(job: Job, spec: ImproveSpec) -> list[str]:
+    found: list[str] = []
+    if (llms := sum(isinstance(each, LLM) for each in job.resources.values())) != 1 and not job.has_wrong("[resources]"):
+        found.append(
+            f"[resources] has {llms} LLMs: with [improve] it must have one, which answers the product's users; give it, as "
+            'NAME = { resource_type = "llm", endpoint = "…", model = "…" }'
+        )
+    if taken := sorted(RESERVED & {*job.resources}):
+        found.append(f"[resources] {', '.join(taken)}: [improve] has resources of these names of its own; choose others")
+    if spec.backtest == "better":
+        found.append(
+            '[improve] backtest = "better": logged attempts say nothing of other prompts; leave it out, or give held_out = "better"'
+        )
+    if spec.trusted_sources:
+        found.append(
+            "[improve] trusted_sources: they watch logged attempts, which say nothing of other prompts; leave them out, and let [data] val "
+            "ask for what they would"
+        )
+    if spec.max_drift is not None and "max_drift" in spec.model_fields_set:
+        found.append("[improve] max_drift: it is a distance of weights, and prompts have none; leave it out")
+    return found

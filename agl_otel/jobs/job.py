@@ -404,7 +404,7 @@ _USED_BY: Final = {
     "policy": ("grpo", "sft", "verl"),
     "editor": ("apo", "gepa"),
     "resources": ("apo", "gepa", "random_search", "baseline"),
-    "improve": ("grpo", "sft"),
+    "improve": ("grpo", "sft", "apo", "gepa", "random_search"),
 }
 """{table: the built-in algorithms that read it}; all read the others. [resources] are also those of an algorithm of the user's own."""
 _TABLES: Final = ("agent", "data", "policy", "editor", "resources", "algorithm", "improve")

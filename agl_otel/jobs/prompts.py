@@ -65,7 +65,7 @@ def _check_options(job: Job) -> None:
 
 def _check_budget(job: Job) -> None:
     most = job.options.get("max_rollouts")
-    if most is not None and not job.has_wrong("[data] val") and (needed := len(job.tasks("val"))) > most:
+    if most is not None and job.improve is None and not job.has_wrong("[data] val") and (needed := len(job.tasks("val"))) > most:
         raise SettingsError(
             f"[algorithm] max_rollouts = {most}: it must be at least {needed}, the tasks of [data] val, because the first prompt is scored "
             "on all of them; give such a value, or leave it out"
@@ -130,14 +130,21 @@ class PromptSearchRun(JobRun):
     """A search for prompts over a store. Use `async with`; a folder that already holds the run resumes it."""
 
     async def fit(self, train: Sequence[Any], val: Sequence[Any]) -> PromptSearch:
-        """Search; return the algorithm with its best prompt, history and spend. Raises what PromptSearch.run raises."""
-        adapter = TraceToMessages()
+        """Search with runners, as `search` does."""
+        async with self.runners():
+            return await self.search(train, val)
+
+    async def search(self, train: Sequence[Any], val: Sequence[Any], *, aside: bool = False) -> PromptSearch:
+        """Search; return the algorithm with its best prompt, history and spend. Raises what PromptSearch.run raises.
+
+        `aside`: as PromptSearch.aside.
+        """
         async with AsyncExitStack() as stack:
             algorithm = self.algorithm(await stack.enter_async_context(self._editor()) if self._asks else None)
+            algorithm.aside = aside
             algorithm.set_store(self.store)
-            algorithm.set_adapter(adapter)
+            algorithm.set_adapter(TraceToMessages())
             algorithm.set_initial_resources(self.job.resources)
-            await stack.enter_async_context(self.runners())
             await unless_failed(self.failed, algorithm.run(train, val))
         return algorithm
 

@@ -9,11 +9,11 @@ from typing import Final, NamedTuple
 from urllib.parse import unquote_plus
 
 from agl_otel.proxy.agent import Headers
+from agl_otel.proxy.canary import conversation_id
 from agl_otel.spans.tolerant import whole_of
 from agl_otel_hook import conventions
 from agl_otel_hook.context import parse_traceparent
 
-MAX_CONVERSATION: Final = 256  # characters of a conversation's id
 _RETRY_HEADERS: Final = ("x-stainless-retry-count", "x-retry-count")
 
 
@@ -37,7 +37,7 @@ def conversation_of(headers: Headers) -> Conversation:
     An id that is too long, or has characters that do not print, is none.
     """
     for given in (_member(headers.getall("baggage", ()), conventions.CONVERSATION_ID), headers.get(conventions.HEADER_CONVERSATION_ID)):
-        if given and (found := given.strip()) and len(found) <= MAX_CONVERSATION and found.isprintable():
+        if given and (found := conversation_id(given)):
             return Conversation(found, named=True)
     parent = parse_traceparent(headers.get("traceparent", ""))
     return Conversation(f"{parent.trace_id:032x}" if parent is not None else secrets.token_hex(16))

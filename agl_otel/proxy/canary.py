@@ -1,13 +1,27 @@
-"""Which conversations a canary answers: an LLM that has a share of those of its set of resources. Pure.
+"""Which conversations a canary answers, an LLM that has a share of those of its set of resources, and which prompts they get. Pure.
 
 The choice is a hash of the canary's resource name and the conversation, so it needs no memory: a conversation stays where it is while the
 shares stay, and a share that grows keeps the conversations that it has. A canary under another name gets other conversations.
+
+A prompt of the canary `next` is the resource `next.NAME`: its conversations get that as NAME.
 """
 
 from __future__ import annotations
 
 from collections.abc import Mapping
 from hashlib import blake2b
+from typing import Final
+
+from agl_otel.types import LLM, NamedResources, PromptTemplate, ResourcesUpdate, Served
+from agl_otel.types.resources import OWNER, shares_in
+
+MAX_CONVERSATION: Final = 256  # characters of a conversation's id
+
+
+def conversation_id(given: str) -> str | None:
+    """Return the id of a conversation without spaces around it; None if it is too long, or has characters that do not print."""
+    found = given.strip()
+    return found if found and len(found) <= MAX_CONVERSATION and found.isprintable() else None
 
 
 def drawn(name: str, conversation: str) -> float:
@@ -27,3 +41,23 @@ def canary_for(shares: Mapping[str, float], conversation: str) -> str | None:
             return name
         left -= share
     return None
+
+
+def served_to(update: ResourcesUpdate, conversation: str) -> Served:
+    """Return the prompts of a set that a conversation gets, and who answers its calls."""
+    shares = shares_in(update.resources)
+    first = next((name for name, each in update.resources.items() if isinstance(each, LLM) and name not in shares), "")
+    arm = canary_for(shares, conversation) or first
+    return Served(resources_id=update.resources_id, version=update.version, arm=arm, prompts=_prompts_of(arm, update.resources, shares))
+
+
+def prompts_for(arm: str, prompts: Mapping[str, PromptTemplate]) -> dict[str, PromptTemplate]:
+    """Return prompts by the resource names that they have as those of a canary."""
+    return {f"{arm}.{name}": prompt for name, prompt in prompts.items()}
+
+
+def _prompts_of(arm: str, resources: NamedResources, shares: Mapping[str, float]) -> dict[str, PromptTemplate]:
+    prompts = {name: each for name, each in resources.items() if isinstance(each, PromptTemplate) and name != OWNER}
+    of_canary = {name: prompt for name, prompt in prompts.items() if any(name.startswith(f"{canary}.") for canary in shares)}
+    own = {name.removeprefix(f"{arm}."): prompt for name, prompt in of_canary.items() if arm in shares and name.startswith(f"{arm}.")}
+    return {name: prompt for name, prompt in prompts.items() if name not in of_canary} | own

@@ -31,7 +31,7 @@ from agl_otel.types import (
     ResourcesUpdate,
     Rollout,
 )
-from agl_otel.types.resources import Bridging, StrictTools, is_canary
+from agl_otel.types.resources import Bridging, StrictTools, is_canary, shares_in
 from agl_otel.types.sampling import EXTRA_BODY, EXTRA_HEADERS, POLICY
 from agl_otel_hook.context import Key
 
@@ -448,8 +448,7 @@ def _known(
 ) -> _Known:
     resources = update.resources if update is not None else {}
     llms = {name: resource for name, resource in resources.items() if isinstance(resource, (LLM, ProxyLLM))}
-    shares = {name: llm.share for name, llm in llms.items() if llm.share is not None}
-    return _Known(llms, str(update.version) if update is not None else None, budget, seed, policy, of_rollout, shares)
+    return _Known(llms, str(update.version) if update is not None else None, budget, seed, policy, of_rollout, shares_in(llms))
 
 
 def choose(llms: Mapping[str, LLM | ProxyLLM], asked: str | None, *, canaries: bool) -> str:

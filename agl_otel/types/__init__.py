@@ -17,6 +17,7 @@ from agl_otel.types.resources import (
     Resource,
     ResourcesUpdate,
     ResourceUnion,
+    Served,
     placeholders,
     routed_base_url,
 )
@@ -118,6 +119,7 @@ __all__ = [
     "RolloutStatus",
     "Run",
     "RunMembers",
+    "Served",
     "SortOptions",
     "Span",
     "SpanAttributeNames",

@@ -6,6 +6,7 @@ import inspect
 import logging
 import re
 import string
+from collections.abc import Mapping
 from typing import Annotated, Any, Final, Literal
 
 from pydantic import AfterValidator, Field
@@ -19,6 +20,8 @@ _UNBOUNDED: Final = re.compile(r"\d{3}|[{]")
 """In the format spec of a placeholder: a number above 99, or a nested field."""
 _ROUNDING: Final = 1e-9
 _log = logging.getLogger(__name__)
+OWNER: Final = "improved_by"
+"""In a set of `agl-otel improve`: the resource name of a text with the id of the run whose set it is."""
 
 
 Bridging = Literal["off", "keep", "drop"]
@@ -139,8 +142,8 @@ def placeholders(template: str) -> set[str]:
 
 def check_shares(resources: dict[str, Any]) -> dict[str, Any]:
     """Return the resources of a set. Raises ValueError for shares that sum up to more than 1, and for canaries without another LLM."""
-    llms = {name: resource for name, resource in resources.items() if isinstance(resource, LLM)}
-    shares = {name: llm.share for name, llm in llms.items() if llm.share is not None}
+    llms = [name for name, resource in resources.items() if isinstance(resource, LLM)]
+    shares = shares_in(resources)
     if sum(shares.values()) > 1 + _ROUNDING:
         told = ", ".join(f"{name} {share:g}" for name, share in shares.items())
         raise ValueError(f"the shares of the canaries sum up to {sum(shares.values()):g} ({told}): they may have 1 together")
@@ -149,6 +152,11 @@ def check_shares(resources: dict[str, Any]) -> dict[str, Any]:
             f"all LLMs of the set have a share ({', '.join(shares)}): a canary needs another LLM, without one, to stand in for"
         )
     return resources
+
+
+def shares_in(resources: Mapping[str, Any]) -> dict[str, float]:
+    """Return {resource name: share} of the canaries among some resources, in order."""
+    return {name: each.share for name, each in resources.items() if isinstance(each, LLM) and each.share is not None}
 
 
 def is_canary(resource: object) -> bool:
@@ -176,3 +184,15 @@ class ResourcesUpdate(Model):
             secret = isinstance(resource, LLM)
             seen[name] = type(resource).model_validate(without_secrets(resource.model_dump())) if secret else resource
         return self.model_copy(update={"resources": seen})
+
+
+class Served(Model):
+    """The prompts of a set of resources that a conversation gets."""
+
+    resources_id: str
+    version: int
+    arm: str
+    """The resource name of the LLM whose prompts they are, and to which the proxy sends the conversation's calls; empty without an LLM.
+    A product sets it on its span as `agentlightning.llm.arm`."""
+    prompts: dict[str, PromptTemplate]
+    """By their names; those of a canary have these, too."""

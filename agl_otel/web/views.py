@@ -18,7 +18,7 @@ from agl_otel.spans.history import SpanKey, expand_spans, lengths_of_prompts, wh
 from agl_otel.store import Store
 from agl_otel.traces.figures import AttemptFigures, OutlineSpan
 from agl_otel.traces.span_query import SpanQuery
-from agl_otel.types import Model, PaginatedResult, ResourcesUpdate, Span
+from agl_otel.types import Model, PaginatedResult, ResourcesUpdate, Served, Span
 from agl_otel.types.feedback import StoredEvaluation
 from agl_otel.web.routes import Page, PageOf, Route, Strict, params_of, require_found
 from agl_otel.web.runs import FIGURES, RUNS, figures_of
@@ -123,6 +123,12 @@ class _Calls(Strict):
 class _Tokens(Strict):
     attempt_id: str
     span_id: str
+
+
+class _Served(Strict):
+    conversation_id: str
+    resources_id: str = ""
+    """Empty: AGL_UPSTREAM_RESOURCES."""
 
 
 class _Sql(Strict):
@@ -291,6 +297,11 @@ async def _versions(store: Store, request: web.Request) -> Any:
     return page
 
 
+async def _served(store: Store, request: web.Request) -> Any:
+    params = await params_of(request, _Served)
+    return await store.served(params.conversation_id, params.resources_id)
+
+
 async def _version(store: Store, request: web.Request) -> Any:
     resources_id, version = request.match_info["resources_id"], request.match_info["version"]
     await store.open()
@@ -343,6 +354,7 @@ VIEWS: Final = (
     ),
     Route("GET", "/rollouts/{rollout_id}/conversation", _conversation, "Model calls with their messages.", _Calls, Conversation),
     Route("GET", "/rollouts/{rollout_id}/tokens", _tokens, "Token ids and log-probs of a model call.", _Tokens, Tokens),
+    Route("GET", "/resources/served", _served, "The prompts that a conversation gets of a set, and their arm.", _Served, Served),
     Route("GET", "/resources/{resources_id}/versions", _versions, "All versions of a set.", Page, PageOf[ResourcesUpdate]),
     Route("GET", "/resources/{resources_id}/versions/{version}", _version, "One version of a set.", None, ResourcesUpdate),
     Route("POST", "/sql", _sql, "Rows of a read-only ClickHouse query.", _Sql, Answer, read_only=True),

@@ -91,6 +91,11 @@ class Editor:
         self._failed_in_a_row.clear()
         return known["text"].strip()
 
+    @property
+    def fails(self) -> bool:
+        """Whether its last call failed."""
+        return bool(self._failed_in_a_row)
+
     def check(self) -> None:
         """Raise SearchOverError where no further call is allowed."""
         if self._max_calls is not None and self._spend.editor_calls >= self._max_calls:

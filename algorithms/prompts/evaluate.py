@@ -94,9 +94,9 @@ class Evaluator:
         if self.max_rollouts is not None and self.spend.rollouts + rollouts > self.max_rollouts:
             raise SearchOverError(f"max_rollouts = {self.max_rollouts} do not allow {rollouts} more after {self.spend.rollouts}")
 
-    async def publish(self, candidate: Candidate) -> None:
-        """Publish the candidate as the latest resources, which rollouts without a `resources_id` use."""
-        await self.store.publish(self._resources_of(candidate), resources_id=self.resources_id(candidate))
+    async def publish(self, candidate: Candidate, *, aside: bool = False) -> None:
+        """Publish the candidate, unless `aside` as the latest resources, which rollouts without a `resources_id` use."""
+        await self.store.publish(self._resources_of(candidate), resources_id=self.resources_id(candidate), aside=aside)
 
     async def samples(
         self, evaluation: Evaluation, tasks: Sequence[Any], places: Sequence[int], *, agents: str | None = None

@@ -101,6 +101,8 @@ class PromptSearch(Algorithm):
         self.max_rollouts = max_rollouts
         self.spend = Spend()
         """What the last run has spent, including earlier starts."""
+        self.aside = False
+        """Whether the best candidate is published without becoming the default of rollouts that name no resources."""
         self.history: list[dict[str, Any]] = []
         """The steps of the last run: the lines of metrics.jsonl."""
         self.stopped_because = ""
@@ -179,7 +181,7 @@ class PromptSearch(Algorithm):
                 except SearchOverError as over:
                     self.stopped_because = str(over)
                 _log.info("%s ends: %s. Best: %s with %.3f", self.name, self.stopped_because, self._best.version, self.best_score)
-                await self.evaluator.publish(self._best)
+                await self.evaluator.publish(self._best, aside=self.aside)
                 self._note_best(journal)
         finally:
             journal.close()

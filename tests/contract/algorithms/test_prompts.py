@@ -17,7 +17,8 @@ from typing import Any
 import pytest
 
 import agl_otel as agl
-from agl_otel.errors import DataError, UsageError
+from agl_otel.errors import DataError, ModelServerError, UsageError
+from agl_otel.jobs.improve_prompts import check_editor
 from agl_otel.store import LightningStore
 from tests.contract.algorithms.conftest import Models, example
 
@@ -162,12 +163,15 @@ def test_a_failing_editor_ends_the_search_and_is_called_again_on_resume(
     assert apo.get_best_prompt().template == SEED_PROMPT
     assert "the editor failed 5 times in a row" in apo.stopped_because and "503" in apo.stopped_because
     assert apo.spend.editor_failures == 5 == models.server.calls
+    with pytest.raises(ModelServerError, match="5 of 5 calls of the editor failed: the editor failed 5 times in a row"):
+        check_editor(apo)  # that nothing better was found is no finding about prompts
     assert json.loads((tmp_path / "best.json").read_text())["templates"] == {"p": SEED_PROMPT}
     paid = rollouts_of(store)
 
     again = agl.APO[Any](models.as_editor("reads"), **options)
     fit(again, models, store, "next")
     assert true_score(models, again.get_best_prompt().template, "next") == 1.0
+    check_editor(again)
     assert rollouts_of(store) - paid < again.spend.rollouts, "recorded rollouts are not run again"
     steps = steps_of(store, "apo")
     assert [(step.step, step.version_after) for step in steps] == [(row["round"], row["best_version"]) for row in again.history]

@@ -15,7 +15,7 @@ import pytest
 
 from agl_otel.errors import UsageError
 from agl_otel.net.auth import attempt_key
-from agl_otel.proxy.canary import drawn
+from agl_otel.proxy.canary import drawn, served_to
 from agl_otel.proxy.forward import Limits
 from agl_otel.proxy.models import ModelList
 from agl_otel.proxy.upstream import FixedUpstreams, QueueUpstreams, Upstream
@@ -119,6 +119,15 @@ async def test_a_share_of_conversations_is_split_by_the_hash_never_flips_and_gro
     servers.canary.requests.clear()
     await converse(stand.url, conversations)
     assert small < texts(servers.canary).keys() == below(0.5, conversations)
+
+
+async def test_the_proxy_asks_the_arm_whose_prompts_a_conversation_gets(stand: Stand, servers: Servers, queue: QueueClient) -> None:
+    conversations = [f"talk {number}" for number in range(100)]
+    update = await queue.put_resources(servers.resources(0.3), resources_id=PRODUCTION)
+    await converse(stand.url, conversations)
+    arms = {each: served_to(update, each).arm for each in conversations}
+    assert set(texts(servers.canary)) == {each for each in conversations if arms[each] == "next"}
+    assert set(texts(servers.stable)) == {each for each in conversations if arms[each] == "main"}
 
 
 async def test_a_version_without_the_canary_ends_it_within_a_moment(stand: Stand, servers: Servers, queue: QueueClient) -> None:

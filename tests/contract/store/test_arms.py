@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import time
+from typing import Any
 
 from agl_otel.jobs.improve_evidence import Arms, arms_since
 from agl_otel.store import LightningStore
@@ -45,3 +46,25 @@ async def test_each_step_has_the_conversations_that_began_in_it(store: Lightning
     assert facts(await arms_since(store, name, since, None, step=step)) == ([0.5], [0.6], 2, 1), "the greater share took one over"
     (found,) = [each for each in await store.arms(since) if each.rollout_id == last]
     assert (found.conversation, found.arms, round(found.began - step, 3), round(found.latest - step, 3)) == (last, ["promoted"], 6.0, 6.0)
+
+
+async def test_a_products_own_span_says_by_whose_prompts_it_answered(store: LightningStore) -> None:
+    name, since = "canary-0008", time.time() + 10_000  # the store has conversations of other tests
+
+    async def said(reward: float, *arms: str) -> None:
+        """Store a conversation with the product's span and, with a second arm, a call by the proxy."""
+        begun = await store.start_rollout({"question": 1})
+        ids: dict[str, Any] = {"rollout_id": begun.rollout_id, "attempt_id": begun.attempt.attempt_id}
+        for number, (arm, span) in enumerate(zip(arms, ("POST /chat", conventions.SPAN_LLM), strict=False), 1):
+            attributes = {conventions.LLM_ARM: arm}
+            await store.add_span(
+                Span.from_attributes(attributes=attributes, name=span, sequence_id=number, start_time=since + number, **ids)
+            )
+        await store.add_reward(reward, rollout_id=begun.rollout_id)
+
+    await said(0.1, name, name)
+    await said(0.2, name)
+    await said(0.3, "promoted")
+    await said(0.4, name, "promoted")
+    await said(0.5, "promoted", name)
+    assert facts(await arms_since(store, name, since, None, step=since)) == ([0.1, 0.2], [0.3], 4, 2), "who had both counts for neither"

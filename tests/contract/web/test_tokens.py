@@ -29,7 +29,13 @@ from tests.local_queue import LocalQueue
 
 TOKEN = "s3cret"
 LATER = time.time() + 3600
-RESOURCES = [PREFIX + route.path for route in (*VIEWS, *ROUTES) if route.method == "GET" and route.path.startswith("/resources")]
+SERVED = "/resources/served"
+"""It returns prompts alone."""
+RESOURCES = [
+    PREFIX + route.path
+    for route in (*VIEWS, *ROUTES)
+    if route.method == "GET" and route.path.startswith("/resources") and route.path != SERVED
+]
 
 
 def of(*scopes: str, until: float = LATER) -> str:

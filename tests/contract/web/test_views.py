@@ -9,6 +9,7 @@ from typing import Any
 
 import pytest
 
+from agl_otel.proxy.canary import drawn
 from agl_otel.store.steps import outcome_request, step_requests
 from agl_otel.types import TrainingStep
 from agl_otel.web.app import TABLE
@@ -240,6 +241,26 @@ def test_resources_have_versions(web: Web, begun: dict[str, Any]) -> None:
         (f"rs-views/versions/{'9' * 5000}", 400),
     ):
         assert web.rest("GET", f"/resources/{path}").status == status
+
+
+def test_a_conversation_gets_the_prompts_of_its_arm(web: Web) -> None:
+    llm = {"resource_type": "llm", "endpoint": "http://m/v1", "model": "m"}
+    better = {**PROMPT, "template": "Say it well."}
+    given = {"main": llm, "p": PROMPT, "next": {**llm, "share": 0.5}, "next.p": better}
+    web.rest("POST", "/resources/production", {"resources": given})
+    web.rest("POST", "/resources/rs-served", {"resources": {"p": PROMPT}})
+    talks = [f"talk {number}" for number in range(20)]
+    found = {talk: web.rest("GET", "/resources/served", {"conversation_id": f" {talk} "}).json for talk in talks}
+    assert {talk: each["arm"] for talk, each in found.items()} == {talk: "next" if drawn("next", talk) < 0.5 else "main" for talk in talks}
+    assert all(each["prompts"] == {"p": better if each["arm"] == "next" else PROMPT} for each in found.values())
+    assert {(each["resources_id"], each["version"]) for each in found.values()} == {("production", 1)}
+    other = web.rest("GET", "/resources/served", {"conversation_id": "a", "resources_id": "rs-served"}).json
+    assert (other["arm"], other["prompts"]) == ("", {"p": PROMPT})
+    for asked, status in (
+        ({}, 400), ({"conversation_id": " "}, 400), ({"conversation_id": "a\nb"}, 400), ({"conversation_id": "a" * 257}, 400),
+        ({"conversation_id": "a", "resources_id": "rs-none"}, 404),
+    ):  # fmt: skip
+        assert web.rest("GET", "/resources/served", asked).status == status, asked
 
 
 def test_sql_reads_and_only_reads(web: Web, begun: dict[str, Any]) -> None:

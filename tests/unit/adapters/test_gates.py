@@ -125,6 +125,8 @@ BETTER, WORSE, UNKNOWN = _estimate(0.1, 0.2), _estimate(-0.2, -0.1), _estimate(-
         (Rules(backtest="better"), {"backtest": None}, ("backtest_not_better",)),
         (Rules(backtest="better"), {"backtest": BETTER}, ()),
         (Rules(max_drift=0.1), {"kl": 0.2}, ("drift",)),
+        (Rules(max_drift=0.1), {"kl": float("nan")}, ("drift",)),
+        (Rules(max_drift=0.1), {"kl": None}, ()),
         (Rules(), {"trusted": WORSE}, ("trusted_falls",)),
         (Rules(), {"trusted": WORSE, "backtest": BETTER}, ("trusted_falls",)),
         (Rules(), {"trusted": _estimate(-0.2, 0.1), "backtest": BETTER}, ("trusted_stays",)),

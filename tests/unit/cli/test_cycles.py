@@ -34,7 +34,7 @@ def test_a_row_has_the_evidence_and_the_versions_of_a_cycle() -> None:
         "canary": "0.1: 0.625 against 0.500, 34 of 40 rated",
         "version": "3 → 5",
         "attempts": "3 attempts in improve-1@1",
-        "trained by": "grpo-1",
+        "made by": "grpo-1",
     }
 
 

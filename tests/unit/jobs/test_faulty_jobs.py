@@ -33,7 +33,8 @@ class Grader:
 AGENT = {"function": '"mine.py:agent"'}
 DATA = {"train": '"mine.py:tasks"', "val": '"tasks.jsonl"'}
 PROMPT = {"prompt": '"Answer {question}"'}
-TABLES = ("agent", "data", "policy", "editor", "resources", "improve", "algorithm")
+TABLES_OF_RUNS = ("agent", "data", "policy", "editor", "resources", "algorithm")
+TABLES = (*TABLES_OF_RUNS, "improve")
 GOOD: dict[str, dict[str, str]] = {
     "grpo": {},
     "sft": {},
@@ -564,7 +565,7 @@ def write_job(folder: Path, algorithm: str, table: str = "agent", fault: str = "
     (folder / "folder.py").mkdir(exist_ok=True)
     (folder / "names.poml").write_text('<poml><p for="sample in samples">{{ sample.task }}</p></poml>')
     lines: list[str] = []
-    for name in TABLES:
+    for name in TABLES if "improve" in content else TABLES_OF_RUNS:
         lines += [f"[{name}]", *(f"{key} = {value}" for key, value in content.get(name, {}).items() if value)]
     (folder / "job.toml").write_text("\n".join(lines) + after)
     return folder / "job.toml"

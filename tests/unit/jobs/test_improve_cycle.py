@@ -11,9 +11,11 @@ import pytest
 
 pytest.importorskip("torch", reason="needs the [train] extra")
 
-from agl_otel.algorithms.run_folder import model_fingerprint, with_checksum
+from agl_otel.algorithms.run_folder import file_digest, model_fingerprint, with_checksum
 from agl_otel.errors import DataError
 from agl_otel.jobs.improve_cycle import Cycle
+from agl_otel.jobs.improve_prompts import read_prompts, write_prompts
+from agl_otel.types import PromptTemplate
 
 
 @pytest.fixture
@@ -48,8 +50,8 @@ def _without_checksum(cycle: Cycle) -> None:
     [
         (_other_weights, "are not those that the cycle made"),
         (_without_checksum, r"gate\.json"),
-        (lambda cycle: (cycle.folder / "canary.json").unlink(), r"canary\.json .* is not what the weights were promoted on"),
-        (lambda cycle: cycle.write("gate", {"why": [], "drift": 0.1}), r"gate\.json .* is not what the weights were promoted on"),
+        (lambda cycle: (cycle.folder / "canary.json").unlink(), r"canary\.json .* is not what its promotion rests on"),
+        (lambda cycle: cycle.write("gate", {"why": [], "drift": 0.1}), r"gate\.json .* is not what its promotion rests on"),
         (
             lambda cycle: (
                 cycle.write("canary", {"why": "canary_worse", "steps": []}),
@@ -59,7 +61,7 @@ def _without_checksum(cycle: Cycle) -> None:
         ),
         (
             lambda cycle: (cycle.folder / "verdict.json").write_text(json.dumps(with_checksum({"evidence": {}}))),
-            "is not what the weights were promoted on",
+            "is not what its promotion rests on",
         ),
     ],
 )
@@ -67,3 +69,19 @@ def test_nothing_is_served_without_its_evidence(cycle: Cycle, harm: Callable[[Cy
     harm(cycle)
     with pytest.raises(DataError, match=told):
         cycle.check_promotion()
+
+
+def test_prompts_are_served_as_they_were_made_alone(tmp_path: Path) -> None:
+    cycle = Cycle(tmp_path, 1)
+    prompts = {"ask": PromptTemplate(template="Say {what}.", engine="f-string")}
+    cycle.write("window", {"rollout_ids": ["ro-1"]})
+    write_prompts(cycle.prompts, prompts)
+    cycle.write("update", {"weights": file_digest(cycle.prompts)})
+    cycle.check_made()
+    assert cycle.made == cycle.prompts and read_prompts(cycle.made) == prompts
+    write_prompts(cycle.prompts, {"ask": prompts["ask"].model_copy(update={"template": "Shout {what}."})})
+    with pytest.raises(DataError, match=r"the prompts in .*prompts\.json are not those that the cycle made: restore them"):
+        cycle.check_made()
+    cycle.prompts.unlink()
+    with pytest.raises(DataError, match="are not those that the cycle made"):
+        cycle.check_made()

@@ -3,8 +3,8 @@ from __future__ import annotations
 import pytest
 from pydantic import TypeAdapter, ValidationError
 
-from agl_otel.proxy.canary import canary_for, drawn
-from agl_otel.types import LLM, NamedResources
+from agl_otel.proxy.canary import canary_for, drawn, prompts_for, served_to
+from agl_otel.types import LLM, NamedResources, PromptTemplate, ResourcesUpdate
 
 CONVERSATIONS = [f"conversation-{number}" for number in range(20_000)]
 RESOURCES: TypeAdapter[NamedResources] = TypeAdapter(NamedResources)
@@ -74,3 +74,38 @@ def test_shares_that_sum_up_to_one_are_taken() -> None:
 def test_a_share_is_a_number_from_0_to_1(share: float) -> None:
     with pytest.raises(ValidationError):
         llm(share)
+
+
+def prompts(**texts: str) -> dict[str, PromptTemplate]:
+    return {name: PromptTemplate(template=text, engine="f-string") for name, text in texts.items()}
+
+
+def served(resources: NamedResources, conversation: str) -> tuple[str, dict[str, str]]:
+    update = ResourcesUpdate(resources_id="production", version=3, create_time=0.0, update_time=0.0, resources=resources)
+    found = served_to(update, conversation)
+    assert (found.resources_id, found.version) == ("production", 3)
+    return found.arm, {name: prompt.template for name, prompt in found.prompts.items()}
+
+
+def test_a_conversation_gets_the_prompts_of_the_arm_that_is_drawn_for_it() -> None:
+    promoted, new, other = prompts(ask="old", tone="kind"), prompts(ask="new"), prompts(tone="stern")
+    resources: NamedResources = {
+        **promoted, "main": llm(), **prompts(improved_by="improve-1"),
+        "canary-7": llm(0.3), **prompts_for("canary-7", new), "b": llm(0.2), **prompts_for("b", other),
+    }  # fmt: skip
+    expected = {
+        "canary-7": {"ask": "new", "tone": "kind"},
+        "b": {"ask": "old", "tone": "stern"},
+        "main": {"ask": "old", "tone": "kind"},
+    }
+    arms: set[str] = set()
+    for each in CONVERSATIONS[:200]:
+        arm, texts = served(resources, each)
+        assert arm == (canary_for({"canary-7": 0.3, "b": 0.2}, each) or "main") and texts == expected[arm]
+        arms.add(arm)
+    assert arms == {*expected}
+
+
+def test_a_prompt_with_a_dot_in_its_name_is_no_canarys() -> None:
+    assert served({"main": llm(), **prompts_for("canary", prompts(ask="x"))}, "talk") == ("main", {"canary.ask": "x"})
+    assert served({**prompts(ask="x")}, "talk") == ("", {"ask": "x"}), "a set without an LLM has no arms"

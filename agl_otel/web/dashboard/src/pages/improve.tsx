@@ -1,4 +1,4 @@
-// A run of `agl-otel improve`: what each cycle learnt from, what speaks for and against its weights, and what became of them.
+// A run of `agl-otel improve`: what each cycle learnt from, what speaks for and against what it made, and what became of that.
 import { keepPreviousData, useQuery } from "@tanstack/react-query";
 import { Fragment, useEffect, useRef, useState, type ReactNode } from "react";
 import { Link, useSearchParams } from "react-router";
@@ -10,7 +10,7 @@ import { ago, figure, number, visible, when } from "../text";
 import { Reward } from "./rollouts";
 
 const PAGE = 50, MOST = 1000;
-const COLUMNS = [["Cycle"], ["Ended", "wide"], ["Verdict"], ["Held-out score"], ["Back-test", "wide"], ["Drift", "wide"], ["Canary", "wide"], ["Version", "wide"], ["Trained by", "wide"]] as const;
+const COLUMNS = [["Cycle"], ["Ended", "wide"], ["Verdict"], ["Held-out score"], ["Back-test", "wide"], ["Drift", "wide"], ["Canary", "wide"], ["Version", "wide"], ["Made by", "wide"]] as const;
 const signed = (value: number | null) => (value !== null && value > 0 ? "+" : "") + figure(value);
 const words = (verdict: string) => verdict.replace("_", " ");
 const view = (run: string) => `/runs/view?run=${id(run)}`;
@@ -42,7 +42,7 @@ export function Improvement({ run, trained }: { run: string; trained: Training }
             <Stat name="Promoted">{number(promoted.length)}</Stat>
             <Stat name="Rolled back" sub="after a canary">{number(cycles.filter((cycle) => cycle.verdict === "rolled_back").length)}</Stat>
             <Stat name="Refused" sub="by the gate">{number(cycles.filter((cycle) => cycle.verdict === "refused").length)}</Stat>
-            <Stat name="Held-out score" sub="of the promoted weights">{figure(promoted.at(-1)?.held_out_after)}</Stat>
+            <Stat name="Held-out score" sub="of what is promoted">{figure(promoted.at(-1)?.held_out_after)}</Stat>
             <Stat name="Users are served by" sub={last ? `since cycle ${[...cycles].reverse().find((cycle) => cycle.version_before !== cycle.version_after)?.cycle ?? 1}` : undefined}>
               {last ? <>{visible(last.resources_id)}@{versionOf(last, last.version_after)}</> : "–"}</Stat>
             <Stat name="Began" sub={last ? `the last cycle ended ${ago(last.end_time, now)}` : undefined}>{ago(trained.start_time, now)}</Stat>
@@ -112,7 +112,7 @@ function Details({ run, cycle }: { run: string; cycle: Cycle }) {
   const [name, version] = cycle.selection.split("@");
   const facts: (readonly [string, ReactNode])[] = [
     ["Began, ended", `${when(cycle.start_time)}, ${when(cycle.end_time)}`],
-    ["Trained by", <TrainingRun of={cycle} />],
+    ["Made by", <TrainingRun of={cycle} />],
     ["Samples", number(cycle.samples)],
     ["Selection", cycle.selection ? <><Link className="mono" to={`/resources/selection-${id(name ?? "")}?version=${id(version ?? "")}`}>{visible(cycle.selection)}</Link> (<Link to={`/review?selection=${id(cycle.selection)}`}>review</Link>)</> : "–"],
     ["Back-test", <Gain value={cycle.backtest_gain} verdict={cycle.backtest_verdict} />],

@@ -1,0 +1,125 @@
+"""The model servers of production.py that answer users by weights: the promoted ones, and beside them a canary's.
+
+They take turns in two slots, each with a port of its own.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import time
+from pathlib import Path
+from typing import Any, Final
+
+from agl_otel.algorithms.grpo.serving import MODEL_NAME
+from agl_otel.errors import ModelServerError
+from agl_otel.jobs.job import Job
+from agl_otel.jobs.policy_server import PolicyServer
+from agl_otel.jobs.production import PROMOTED, Production
+from agl_otel.net.http_server import is_healthy
+from agl_otel.store import Store
+from agl_otel.types import LLM, NamedResources
+
+HUNG_SECONDS: Final = 30.0
+"""A canary whose server does not answer for so long is taken for dead."""
+SLOTS: Final = ("a", "b")
+
+
+class ServedWeights(Production):
+    """The servers in two slots. `failed` fails when that of the promoted weights ends by itself.
+
+    Args:
+        job: says how the policy is served.
+        store: a connected store.
+        folder: of the slots: their ports, logs, and what they sampled.
+        sampling: sampling parameters, and options of the resource (LLM) by name.
+        named: the set's id and owner, as for Production.
+    """
+
+    def __init__(self, job: Job, store: Store, folder: Path, *, sampling: dict[str, Any], options: dict[str, Any], **named: str) -> None:
+        super().__init__(store, **named)
+        self._job, self._folder = job, folder
+        self._sampling, self._options = sampling, options
+        self._answered = 0.0
+        self._slot = 0
+        self._servers: dict[int, PolicyServer] = {}
+        self._watchers: dict[int, asyncio.Task[None]] = {}
+
+    def _resources(self, canary: str, share: float) -> NamedResources:
+        return {PROMOTED: self._llm(self._slot), **({canary: self._llm(1 - self._slot, share=share)} if canary else {})}
+
+    async def begin(self, promoted: Path, promotions: int) -> None:
+        """Start a server of the promoted weights."""
+        self._slot = promotions % 2
+        await self._start(self._slot, promoted)
+
+    async def start_canary(self, made: Path) -> None:
+        """Start a server of these weights in the free slot."""
+        await self._start(1 - self._slot, made)
+        self._answered = time.monotonic()
+
+    async def canary_answers(self) -> bool:
+        """Whether the canary's server runs, and has answered within HUNG_SECONDS."""
+        if not self.canary_runs:
+            return False
+        if await is_healthy(f"{self._servers[1 - self._slot].url}/health"):
+            self._answered = time.monotonic()
+        return time.monotonic() - self._answered < HUNG_SECONDS
+
+    @property
+    def canary_runs(self) -> bool:
+        """Whether the canary's server has not ended."""
+        server = self._servers.get(1 - self._slot)
+        return server is not None and server.process is not None and server.process.running
+
+    async def promote(self, made: Path) -> None:
+        """Let the canary's server answer everybody, and end the other one; the same model again changes nothing."""
+        if not self.canary_runs:
+            await self.start_canary(made)
+        self._slot = 1 - self._slot
+        self._watch(self._slot)
+        await self.publish()
+        await self._stop(1 - self._slot)
+
+    async def withdraw(self) -> None:
+        """Let the promoted weights answer everybody, and end the canary's server."""
+        await super().withdraw()
+        await self._stop(1 - self._slot)
+
+    async def close(self) -> None:
+        """End the servers."""
+        for slot in list(self._servers):
+            await self._stop(slot)
+        await super().close()
+
+    async def _start(self, slot: int, model: Path) -> None:
+        folder = self._folder / SLOTS[slot]
+        folder.mkdir(parents=True, exist_ok=True)
+        server = PolicyServer(self._job, model, folder, record=folder / "model_server.jsonl", name=f"model server {SLOTS[slot]}")
+        process = await server.prepare()
+        await process.start()
+        self._servers[slot] = server
+        if slot == self._slot:
+            self._watch(slot)
+        await server.ready()
+
+    def _watch(self, slot: int) -> None:
+        self._watchers[slot] = asyncio.create_task(self._watched(slot))
+
+    async def _watched(self, slot: int) -> None:
+        process = self._servers[slot].process
+        assert process is not None, "it was started"
+        code = await process.wait()
+        if slot == self._slot and not self.failed.done():
+            self.failed.set_exception(
+                ModelServerError(f"the {process.name} ended with exit code {code}; its log is {process.log}. {process.log_end()}")
+            )
+
+    async def _stop(self, slot: int) -> None:
+        if (watcher := self._watchers.pop(slot, None)) is not None:
+            watcher.cancel()
+        if (server := self._servers.pop(slot, None)) is not None and server.process is not None:
+            await server.process.stop(grace_seconds=server.stop_seconds)
+
+    def _llm(self, slot: int, share: float | None = None) -> LLM:
+        endpoint = f"{self._servers[slot].url}/v1"
+        return LLM(endpoint=endpoint, model=MODEL_NAME, sampling_parameters=self._sampling, share=share, **self._options)
