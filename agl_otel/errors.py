@@ -149,6 +149,10 @@ class AgentTimeoutError(AgentError):
     """The agent exceeded its time limit and was ended."""
 
 
+class TrainingError(AglError):
+    """A training process ended with an error."""
+
+
 class ModelServerError(AglError):
     """The model server answered with an error or not at all."""
 

@@ -19,7 +19,7 @@ from agl_otel.cli.common import Folder, data_dir_option, json_option, own_comman
 from agl_otel.cli.live import LiveSteps
 from agl_otel.cli.output import open_console
 from agl_otel.cli.progress_lines import rollout_progress, step_progress
-from agl_otel.errors import UnavailableError
+from agl_otel.errors import TrainingError, UnavailableError
 from agl_otel.settings import Settings
 from agl_otel.store import Store
 from agl_otel.text import printable_lines
@@ -74,7 +74,7 @@ def train(job_file: Path, data_dir: Path | None, store: str | None, run_dir: Pat
 
     try:
         result = run_async(lambda: _train(job_file, settings, folder, console, force), killed=interrupted)
-    except (KeyboardInterrupt, UnavailableError):
+    except (KeyboardInterrupt, TrainingError, UnavailableError):
         interrupted()
         raise
     look = shlex.join([own_command(), "runs", "show", str(folder), *where])

@@ -28,11 +28,11 @@ from typing import Any, ClassVar, Final
 import numpy as np
 
 from agl_otel.adapters.cycles import IMPROVE
-from agl_otel.adapters.gates import REFUSALS, Rated, Rules, paired_gain, refusals, trusted_lags
+from agl_otel.adapters.gates import LEAST_RATED, REFUSALS, Rated, Rules, paired_gain, refusals, trusted_lags
 from agl_otel.adapters.offpolicy import Estimate
 from agl_otel.algorithms.offline import Offline
 from agl_otel.algorithms.run_folder import Fingerprint, RunFolder, digest_of, lock_run, run_id_of
-from agl_otel.errors import AgentError, DataError, ModelServerError, SettingsError
+from agl_otel.errors import AgentError, DataError, ModelServerError, SettingsError, TrainingError
 from agl_otel.jobs.improve_canary import CanarySteps, judged
 from agl_otel.jobs.improve_cycle import FOUND, Cycle
 from agl_otel.jobs.improve_evidence import Evidence, arms_since
@@ -110,7 +110,7 @@ class Improvement(JobRun):
         raise NotImplementedError
 
     def _held_back(self, rollout_ids: Sequence[str], trusted: Collection[str]) -> list[str]:
-        """Return the attempts of a window that are not learnt from."""
+        """Return which of the attempts that users rated are not learnt from; `trusted`: those with a trusted reward."""
         return []
 
     async def _learnt(self, cycle: Cycle) -> dict[str, Any]:
@@ -207,7 +207,7 @@ class Improvement(JobRun):
             (failed if before.of("update").get("error") else taken).update(before.of("window")["rollout_ids"])
         promotions = [each.ended for each in self.ended if each.verdict == "promoted"]
         changed = promotions[-self.spec.max_promotions - 1] if len(promotions) > self.spec.max_promotions else 0.0
-        rated, watched, waits = set[str](), set[str](), False
+        rated, watched, told = set[str](), set[str](), 0
         traffic = Offline(self._plain, self.job.options.get("offline_mode", ADOPTED), None)
         while True:
             began = time.monotonic()
@@ -217,22 +217,22 @@ class Improvement(JobRun):
             old = {"too_long_ago": sum(each.start_time < oldest for each in found)}
             old |= {"old_weights": len(found) - len(fresh) - old["too_long_ago"]}
             rated |= await self._rewarded(fresh, rated, self._sources)
-            ready = [each for each in fresh if each.rollout_id in rated]
-            if self.spec.trusted_sources:
-                watched |= await self._rewarded(ready, watched, self.spec.trusted_sources)
-            missing = self.spec.trusted_rated - sum(each.rollout_id in watched for each in ready) if self.spec.trusted_sources else 0
-            enough = sum(each.rollout_id not in failed for each in ready) >= self.spec.attempts
-            if enough and missing <= 0:
-                break
-            if enough and not waits:
-                self._say(f"cycle {cycle.number}: {len(ready)} attempts are rated; it waits until {missing} more have a trusted reward")
-            waits = waits or enough
+            watched |= await self._rewarded(fresh, watched, self.spec.trusted_sources) if self.spec.trusted_sources else set()
+            ids = [each.rollout_id for each in fresh if each.rollout_id in rated]
+            learnt = set(ids) - set(self._held_back(ids, watched))
+            known = rated | watched
+            ready = [each for each in fresh if each.rollout_id in known][-MOST:]
+            unseen = [each.rollout_id for each in ready if each.rollout_id not in learnt]
+            missing = self.spec.trusted_rated - len(watched.intersection(unseen)) if self.spec.trusted_sources else 0
+            if learnt and sum(each not in failed for each in ids) >= self.spec.attempts:
+                if missing <= 0:
+                    break
+                if not told or missing > told:
+                    self._say(f"cycle {cycle.number}: {len(ids)} attempts are rated; it waits until {missing} more have a trusted reward")
+                    told = missing
             await asyncio.sleep(max(POLL_SECONDS, 10 * (time.monotonic() - began)))  # a long history is read more rarely
-        ready = ready[-MOST:]
         made = {"by": f"improve {self.run_id}", "cycle": cycle.number, "sources": self._sources}
-        unseen = self._held_back([each.rollout_id for each in ready], watched)
-        trained = [each for each in ready if each.rollout_id not in set(unseen)]
-        kept = await self._plain.put_selection(self.run_id, [_selected(each) for each in trained], made)
+        kept = await self._plain.put_selection(self.run_id, [_selected(each) for each in ready if each.rollout_id in learnt], made)
         self._say(f"cycle {cycle.number}: {len(ready)} rated attempts ({kept.selection}); {len(fresh) - len(ready)} wait for a reward")
         return {
             "selection": kept.selection,
@@ -256,7 +256,12 @@ class Improvement(JobRun):
             raise DataError(f"the selection {window['selection']} is not the one that cycle {cycle.number} began with")
         try:
             return await self._learnt(cycle)
-        except (AgentError, DataError, ModelServerError) as error:  # users are answered on, and the next window may be better
+        except (
+            AgentError,
+            DataError,
+            ModelServerError,
+            TrainingError,
+        ) as error:  # the next window may be better
             self._say(f"cycle {cycle.number}: the update failed: {error}")
             return {"run": run_id_of(cycle.run, self._trains), "weights": "", "error": str(error)}
 
@@ -284,7 +289,7 @@ class Improvement(JobRun):
         """Return the attempts of the first cycle that had enough with both rewards."""
         for number in range(1, len(self.ended) + 1):
             gate = Cycle(self.folder, number).of("gate")
-            if len((rated := gate.get("rated") or [[]])[0]) > 1:
+            if len((rated := gate.get("rated") or [[]])[0]) >= LEAST_RATED:
                 return Rated(*(np.array(values, np.float64) for values in rated))
         return None
 

@@ -56,7 +56,7 @@ class ImproveSpec(BaseModel):
     trusted_sources: list[str] = Field(default_factory=list)
     """Sources of rewards that are never trained on, and watch those that are: graders, reviewers. Needs `reward_sources` of [algorithm]."""
     trusted_rated: Annotated[int, Field(ge=LEAST_RATED, le=100_000, description="so many attempts of a cycle have a trusted reward")] = 32
-    """With `trusted_sources` a cycle also waits until so many of its attempts have a reward of theirs."""
+    """With `trusted_sources` a cycle also waits until so many of its attempts that are not trained on have a reward of theirs."""
     canary: Annotated[Share | list[Share], AfterValidator(_rising)] = 0.1
     """The share of conversations that new weights answer first, or several rising ones, [0.05, 0.3]: the canary's steps, each of which
     is judged by rewards of its own."""

@@ -58,7 +58,7 @@ from agl_otel.algorithms.sft.report import RoundReport
 from agl_otel.algorithms.sft.train import NOT_TRAINED, ROWS, SPEC, TRAINED, Row, Spec, Trained
 from agl_otel.algorithms.utils import agent_match_of, check_disk, failures_in, items, retry_lost_runner, sampling_seed
 from agl_otel.algorithms.validation import best_weights
-from agl_otel.errors import DataError, UnavailableError, UsageError, writing
+from agl_otel.errors import DataError, TrainingError, UsageError, writing
 from agl_otel.service.forkserver import ForkServer
 from agl_otel.types import (
     AttemptedRollout,
@@ -126,7 +126,7 @@ class SFT(SFTOptions, Algorithm):
             InUseError: another process works on the run, or without a `run_dir` on one of this model.
             DataError: a round had nothing to select from, or files that the run needs to resume are damaged.
             ModelServerError: the model server refused the weights, or does not sample with them (probe_tolerance).
-            UnavailableError: the training process failed; the message has the end of its log.
+            TrainingError: the training process failed; the message has the end of its log.
         """
         if not tasks and not self.is_offline:
             raise UsageError("SFT needs at least one task to train on")
@@ -356,7 +356,7 @@ class SFT(SFTOptions, Algorithm):
         finally:
             await process.stop(grace_seconds=STOP_SECONDS)
         if code:
-            raise UnavailableError(f"the {process.name} ended with exit code {code}; its log is {process.log}. {process.log_end()}")
+            raise TrainingError(f"the {process.name} ended with exit code {code}; its log is {process.log}. {process.log_end()}")
         self._weights = Path(spec.out)
         self._forget_weights()
         return Trained(**json.loads((folder / TRAINED).read_text()))

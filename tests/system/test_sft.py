@@ -14,7 +14,7 @@ import pytest
 from agl_otel.algorithms.grpo import tiny
 from agl_otel.algorithms.sft.algorithm import SFT
 from agl_otel.algorithms.sft.report import RoundReport
-from agl_otel.errors import DataError, UnavailableError
+from agl_otel.errors import DataError, TrainingError
 from agl_otel.types import AttemptedRollout, Rollout
 from agl_otel.types.columns import Traces
 from agl_otel.types.sampling import NEUTRAL
@@ -95,5 +95,5 @@ async def test_a_failing_training_process_is_an_error_with_its_last_output(
     server: Server, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setenv("PYTHONHASHSEED", "no number")  # with which no Python starts
-    with pytest.raises(UnavailableError, match=r"(?s)ended with exit code 1; its log is .*PYTHONHASHSEED"):
+    with pytest.raises(TrainingError, match=r"(?s)ended with exit code 1; its log is .*PYTHONHASHSEED"):
         await trained(server, tmp_path, prompts_per_step=8)
