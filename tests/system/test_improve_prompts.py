@@ -95,6 +95,7 @@ def test_a_worse_prompt_is_rolled_back_within_a_bounded_number_of_conversations(
         assert 0 < sum(row["prompt"] == BAD for row in seen) <= 40 + 30, "canary_most, and what came until it is noticed"
 
 
+@pytest.mark.long
 def test_an_update_that_fails_leaves_users_their_prompt_and_its_attempts_to_the_next_window(tmp_path: Path) -> None:
     with prompted(tmp_path, {"improve.attempts": "16"}) as found:
         agent = found.books / "agent.py"
