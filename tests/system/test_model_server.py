@@ -38,6 +38,7 @@ from agl_otel.types import (
     Rollout,
     RolloutQuery,
     RolloutStatus,
+    Span,
     TrainingStep,
     Verdict,
 )
@@ -232,6 +233,9 @@ class CallingStore:
 
     async def rewarded(self, rollout_ids: Sequence[str], sources: Collection[str] | None = None) -> set[str]:
         return {*rollout_ids}
+
+    async def spans(self, rollout_ids: str | Sequence[str]) -> list[Span]:
+        return []
 
     async def rollouts(self, query: RolloutQuery) -> list[Rollout | AttemptedRollout]:
         return []
