@@ -38,7 +38,7 @@ COMMANDS: Final = {
     "backtest": ("agl_otel.cli.backtest:backtest", "Estimate what another policy would have earned."),
     "replay": ("agl_otel.cli.replay:replay", "Compare the tool calls of another policy with recorded ones."),
     "feedback": ("agl_otel.cli.feedback:feedback", "Reward, comment or correct what an agent did, after the fact."),
-    "improve": ("agl_otel.cli.improve:improve", "Learn from a product's traffic; better weights or prompts then answer it."),
+    "improve": ("agl_otel.cli.improve:improve", "Improve weights or prompts from the traffic of a running product."),
     "rubrics": ("agl_otel.cli.rubrics:rubrics", "List, show and write what reviewers and judges go by."),
     "judge": ("agl_otel.cli.judge:judge", "Have a model score attempts by a rubric; compare it with people."),
     "queue": ("agl_otel.cli.queue:queue", "Count rollouts, list failed ones, remove old ones."),
