@@ -123,8 +123,8 @@ def estimate(logged: Logged, *, clip: float | None = None, level: float = 0.95, 
     scores = rewards.sum(1)
     if not weights.mean(0).all():  # of none of these replies is the new policy's probability a number above 0
         mean = float(scores.mean())
-        unknown = (Interval(value, -math.inf, math.inf) for value in (mean, 0.0))
-        return Estimate(*unknown, mean, len(weights), 0.0, 0.0, math.inf, doubts=("small_sample", "missing_mass"))
+        score, gain = (Interval(value, -math.inf, math.inf) for value in (mean, 0.0))
+        return Estimate(score, gain, mean, len(weights), effective=0.0, mass=0.0, tail=math.inf, doubts=("small_sample", "missing_mass"))
     value, influence = _doubly_robust(weights, rewards, _baselines(rewards, alive, logged.task))
     last = weights[:, -1]
     rng = np.random.default_rng(seed)
