@@ -139,11 +139,12 @@ class PromptSearchRun(JobRun):
 
         `aside`: as PromptSearch.aside.
         """
+        adapter = TraceToMessages()  # the algorithm refers to it weakly
         async with AsyncExitStack() as stack:
             algorithm = self.algorithm(await stack.enter_async_context(self._editor()) if self._asks else None)
             algorithm.aside = aside
             algorithm.set_store(self.store)
-            algorithm.set_adapter(TraceToMessages())
+            algorithm.set_adapter(adapter)
             algorithm.set_initial_resources(self.job.resources)
             await unless_failed(self.failed, algorithm.run(train, val))
         return algorithm
