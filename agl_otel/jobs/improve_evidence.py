@@ -170,11 +170,14 @@ class _Weighed:
 
 
 def bounds_of(rewards: Sequence[float]) -> tuple[float, float]:
-    """Return the first and the last but one percent of rewards; the least and the greatest where these are equal."""
+    """Return the least and the greatest of rewards without one percent at each end, but at least without one.
+
+    Where those are equal, they say nothing of the range: then 0 and 1 are in it, so that a canary's other rewards count.
+    """
     if not rewards:
         return 0.0, 1.0
-    low, high = (float(bound) for bound in np.quantile(rewards, [0.01, 0.99]))
-    return (low, high) if low < high else (min(rewards), max(rewards))
+    low, high = float(np.quantile(rewards, 0.01, method="higher")), float(np.quantile(rewards, 0.99, method="lower"))
+    return (low, high) if low < high else (min(high, 0.0), max(low, 1.0))
 
 
 @dataclass(frozen=True)

@@ -1,10 +1,10 @@
-"""Which attempts of a window are kept from training, so that they can say what the weights are worth."""
+"""What the attempts of a window say: which are kept from training for that, and between which bounds rewards lie."""
 
 from __future__ import annotations
 
 import pytest
 
-from agl_otel.jobs.improve_evidence import HELD_BACK, held_back, is_backtested
+from agl_otel.jobs.improve_evidence import HELD_BACK, bounds_of, held_back, is_backtested
 
 IDS = [f"ro-conversation-{number}" for number in range(2000)]
 
@@ -25,3 +25,23 @@ def test_half_is_trained_on_where_every_attempt_has_a_trusted_reward() -> None:
     found = held_back(IDS, IDS)
     assert len(found) / len(IDS) == pytest.approx(0.5, abs=0.03)
     assert set(found) >= {each for each in IDS if is_backtested(each)}
+
+
+@pytest.mark.parametrize(
+    ("rewards", "bounds"),
+    [
+        ([], (0.0, 1.0)),
+        ([0.0, 1.0] * 10, (0.0, 1.0)),
+        ([0.5] * 200 + [1e9], (0.0, 1.0)),
+        ([0.0, 1.0] * 30 + [1e9, -1e9], (0.0, 1.0)),
+        ([1.0] * 99 + [0.0], (0.0, 1.0)),
+        ([0.0, 5.0], (0.0, 5.0)),
+        ([2.0, 3.0, 3.0, 4.0], (0.0, 3.0)),
+        ([1.0] * 10, (0.0, 1.0)),
+        ([0.0] * 10, (0.0, 1.0)),
+        ([5.0] * 10, (0.0, 5.0)),
+        ([-1.0] * 10, (-1.0, 1.0)),
+    ],
+)
+def test_the_range_of_rewards_is_without_outliers_and_never_a_point(rewards: list[float], bounds: tuple[float, float]) -> None:
+    assert bounds_of(rewards) == pytest.approx(bounds)
