@@ -14,7 +14,7 @@ import pytest
 from agl_otel.algorithms.grpo import tiny
 from agl_otel.algorithms.sft.algorithm import SFT
 from agl_otel.algorithms.sft.report import RoundReport
-from agl_otel.errors import DataError, TrainingError
+from agl_otel.errors import DataError, TrainingError, UnavailableError
 from agl_otel.types import AttemptedRollout, Rollout
 from agl_otel.types.columns import Traces
 from agl_otel.types.sampling import NEUTRAL
@@ -94,6 +94,14 @@ async def test_a_round_without_candidates_is_an_error_with_the_counts(server: Se
 async def test_a_failing_training_process_is_an_error_with_its_last_output(
     server: Server, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
+    class Blocked(CallingStore):
+        async def traces(self, rollouts: Sequence[Rollout | AttemptedRollout | str], *, tree: bool = False) -> Traces:
+            (tmp_path / "weights" / "1").write_text("a file where the weights' folder goes")
+            return await super().traces(rollouts)
+
+    with pytest.raises(TrainingError, match=r"training of round 1 ended with exit code 1; its log is"):
+        await trained(server, tmp_path, Blocked, prompts_per_step=8)
+    assert "NotADirectoryError" in (tmp_path / "rounds" / "1" / "train.log").read_text()
     monkeypatch.setenv("PYTHONHASHSEED", "no number")  # with which no Python starts
-    with pytest.raises(TrainingError, match=r"(?s)ended with exit code 1; its log is .*PYTHONHASHSEED"):
-        await trained(server, tmp_path, prompts_per_step=8)
+    with pytest.raises(UnavailableError, match=r"(?s)ended with exit code 1; its log is .*PYTHONHASHSEED"):
+        await trained(server, tmp_path / "never", prompts_per_step=8)
