@@ -23,6 +23,8 @@ from agl_otel.settings import Settings, without_settings
 
 STARTER: Final = "agl_otel.service.interpreter"  # runs a module as python -m does
 TAIL_BYTES: Final = 4000
+AFTERMATH: Final = ("nanobind: ", " - leaked ", " - ... skipped remainder", "See https://nanobind.")
+"""How lines begin that torch's compiler writes when a process ends, after the error that ended it."""
 HEALTH_POLL_SECONDS: Final = 0.05
 _live: set[Process] = set()
 
@@ -206,14 +208,14 @@ def how_ended(code: int | None) -> str:
 
 
 def end_of(log: Path) -> str:
-    """Return the last lines of a log, without empty ones; an empty string if it does not exist."""
+    """Return the last lines of a log, without empty ones and AFTERMATH; an empty string if it does not exist."""
     if not log.exists():
         return ""
     with log.open("rb") as file:
         file.seek(0, os.SEEK_END)
         file.seek(max(0, file.tell() - TAIL_BYTES))
         text = file.read().decode(errors="replace")
-    return "\n".join([line for line in text.splitlines() if line.strip()][-5:])
+    return "\n".join([line for line in text.splitlines() if line.strip() and not line.startswith(AFTERMATH)][-5:])
 
 
 def kill_all() -> None:

@@ -99,9 +99,8 @@ async def test_a_failing_training_process_is_an_error_with_its_last_output(
             (tmp_path / "weights" / "1").write_text("a file where the weights' folder goes")
             return await super().traces(rollouts)
 
-    with pytest.raises(TrainingError, match=r"training of round 1 ended with exit code 1; its log is"):
+    with pytest.raises(TrainingError, match=r"(?s)training of round 1 ended with exit code 1; its log is .*NotADirectoryError"):
         await trained(server, tmp_path, Blocked, prompts_per_step=8)
-    assert "NotADirectoryError" in (tmp_path / "rounds" / "1" / "train.log").read_text()
     monkeypatch.setenv("PYTHONHASHSEED", "no number")  # with which no Python starts
     with pytest.raises(UnavailableError, match=r"(?s)ended with exit code 1; its log is .*PYTHONHASHSEED"):
         await trained(server, tmp_path / "never", prompts_per_step=8)
