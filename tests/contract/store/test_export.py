@@ -37,13 +37,14 @@ async def fill(
     mode: RolloutMode | None = None,
     run: str | None = None,
     trial: bool = False,
+    response: Sequence[int] = (3, 4),
 ) -> AttemptedRollout:
     """A rollout that succeeded after one model call of our proxy, with a reward; None: the call without its messages."""
     begun = await store.start_rollout(
         {"question": 1}, mode=mode, metadata=({"run": run} if run is not None else {}) | ({TRIAL: "run"} if trial else {})
     )
     ids = (begun.rollout_id, begun.attempt.attempt_id)
-    await store.add_many_spans([call_of(*ids, 1, asked), reward_of(*ids, 2, value)])
+    await store.add_many_spans([call_of(*ids, 1, asked, response), reward_of(*ids, 2, value)])
     await store.update_attempt(*ids, status="succeeded")
     return begun
 
@@ -57,7 +58,9 @@ async def without_reward(store: LightningStore) -> AttemptedRollout:
     return begun
 
 
-def call_of(rollout_id: str, attempt_id: str, sequence: int, asked: list[dict[str, Any]] | None = ASKED) -> Span:
+def call_of(
+    rollout_id: str, attempt_id: str, sequence: int, asked: list[dict[str, Any]] | None = ASKED, response: Sequence[int] = (3, 4)
+) -> Span:
     messages = {
         "gen_ai.input.messages": json.dumps([{"role": "user", "parts": asked}]),
         "gen_ai.output.messages": json.dumps([{"role": "assistant", "parts": [{"type": "text", "content": "noted"}]}]),
@@ -66,7 +69,7 @@ def call_of(rollout_id: str, attempt_id: str, sequence: int, asked: list[dict[st
         conventions.LLM_CALL: sequence,
         conventions.LLM_CHOICE: 0,
         conventions.LLM_PROMPT_TOKEN_IDS: [1, 2],
-        conventions.LLM_RESPONSE_TOKEN_IDS: [3, 4],
+        conventions.LLM_RESPONSE_TOKEN_IDS: [*response],
         conventions.LLM_RESPONSE_LOGPROBS: [-0.5, -0.25],
         conventions.LLM_SAMPLING: Contract.of({}, all_parameters(1.0, 64)).dumps(),
         **(messages if asked is not None else {}),
@@ -191,8 +194,11 @@ def test_export_is_pinned_rebuilt_compared_and_masked(store: LightningStore, tmp
     assert [(row["returns"], row["token_returns"]) for row in earned] == [([1.0], [1.0, 1.0]), ([0.25], [0.25, 0.25])]
     for form in ("messages", "triplets", "dpo", "transitions", "openai", "openai_dpo", "tinker"):
         cli.run(str(tmp_path / f"{form}.jsonl"), *which, "--as", form)
-    (pair,) = map(json.loads, (tmp_path / "dpo.jsonl").read_text().splitlines())
-    assert (pair["rollout_id"], pair["rejected_rollout_id"]) == (good.rollout_id, poor.rollout_id)
+    assert (tmp_path / "dpo.jsonl").read_text() == "", "both replies are the same"
+    other = asyncio.run(fill(store, 0.0, response=[5, 6]))
+    cli.run(str(tmp_path / "pairs.jsonl"), *which, "--rollout", other.rollout_id, "--as", "dpo")
+    (pair,) = map(json.loads, (tmp_path / "pairs.jsonl").read_text().splitlines())
+    assert (pair["rollout_id"], pair["rejected_rollout_id"]) == (good.rollout_id, other.rollout_id)
     best = json.loads(cli.run(str(tmp_path / "best"), *which, "--as", "openai", "--top-fraction", "0.5", "--json"))
     assert (best["rows"], best["refused"]) == (1, {"not_in_top": 1})
     with pa.OSFile(str(tmp_path / "best" / "data-00000-of-00001.arrow")) as file:
