@@ -19,6 +19,7 @@
     ├── QueryError            ClickHouse (or the read-only guard before it) refused a query
     ├── AgentError            the user's agent or grader failed: data about one rollout, never the end of a run
     │   └── AgentTimeoutError it exceeded its time limit
+    ├── TrainingError         a training process ended with an error
     ├── ModelServerError      the model server answered with an error or not at all
     ├── SwitchedOffError      a setting has switched off what is asked for
     └── RefusedError          the proxy does not forward a model call: attempt over, budget spent, wrong key, paused

@@ -241,8 +241,9 @@ class InFlight:
         return len(unfinished)
 
     def _ready(self, count: int, oldest_step: int) -> bool:
-        overdue = not any(group.running for group in self.groups if group.step <= oldest_step)
-        return overdue and sum(group.whole for group in self.groups) >= min(count, len(self.groups))
+        overdue = [group for group in self.groups if group.step <= oldest_step]
+        ready = sum(group.whole for group in self.groups if group.step > oldest_step) + len(overdue)  # which wait for no reward
+        return not any(group.running for group in overdue) and ready >= min(count, len(self.groups))
 
 
 def _running(groups: Sequence[Group]) -> list[str]:

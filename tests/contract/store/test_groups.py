@@ -125,7 +125,8 @@ async def test_a_group_that_is_too_old_waits_for_no_reward(store: LightningStore
     await running.enqueue([[EnqueueRolloutRequest(input={"task": 1})] * 2], step=1)
     (old,) = running.groups
     await finish(store, old)
-    assert await running.take(1, step=3, oldest_step=1, timeout_seconds=HANG_SECONDS) == [old]
+    async with asyncio.timeout(HANG_SECONDS):
+        assert await running.take(1, step=3, oldest_step=1, timeout_seconds=100 * HANG_SECONDS) == [old]
     assert old.whole and not old.unrewarded
 
 
