@@ -36,7 +36,7 @@ from agl_otel.spans.tolerant import MALFORMED
 from agl_otel.types import TAKEN_VERDICTS, Span
 from agl_otel.types.columns import AttemptKey, Ragged, Reward, Traces, shared
 from agl_otel.types.patterns import checked_pattern
-from agl_otel.types.spans import in_json
+from agl_otel.types.spans import by_attempt, in_json
 
 Row = dict[str, Any]
 _log = logging.getLogger(__name__)
@@ -162,7 +162,7 @@ def rows_of(reading: Reading, traces: Traces, spans: Sequence[Span] = (), functi
 
 def _rewards(function: Callable[[list[Span]], float | None], spans: Sequence[Span]) -> dict[AttemptKey, list[Reward]]:
     rewards: dict[AttemptKey, list[Reward]] = {}
-    for key, own in _by_attempt(spans).items():
+    for key, own in by_attempt(spans).items():
         value = _called(function, "reward function", own)
         if value is not None:
             rewards[key] = [Reward(own[-1].sequence_id, own[-1].span_id, 0, "primary", float(value))]
@@ -184,13 +184,6 @@ def _as_row(found: Any) -> Row:
 
 
 _OURS: Final = frozenset({"rollout_id", "attempt_id", "reward"})
-
-
-def _by_attempt(spans: Sequence[Span]) -> dict[AttemptKey, list[Span]]:
-    attempts: dict[AttemptKey, list[Span]] = {}
-    for span in spans:
-        attempts.setdefault((span.rollout_id, span.attempt_id), []).append(span)
-    return attempts
 
 
 def needs_spans(reading: Reading) -> bool:
@@ -372,7 +365,7 @@ def _of_spans(
     rewards = _taken(reading, traces, refused)
     rows: list[Row] = []
     out = _left_out(reading, traces, rewards)
-    for key, own in _by_attempt(spans).items():
+    for key, own in by_attempt(spans).items():
         if key not in rewards:
             continue
         if key in out:

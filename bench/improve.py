@@ -21,8 +21,7 @@ JOBS: Final[dict[str, dict[str, str]]] = {
     "grpo": {**LOOP, "algorithm.updates_per_step": "4"},
     "sft": {
         **LOOP, "algorithm.name": '"sft"', "algorithm.min_reward": "1.0", "algorithm.top_fraction": "1.0", "algorithm.corrections": "true",
-        "algorithm.epochs": "1",
-        "algorithm.importance_cap": "", "algorithm.updates_per_step": "",
+        "algorithm.epochs": "1", "algorithm.importance_cap": "", "algorithm.updates_per_step": "",
     },
     "frozen": {"improve.attempts": "100000"},
 }  # fmt: skip

@@ -36,6 +36,7 @@ from agl_otel.types import AttemptedRollout, RolloutMode, Span, is_trial
 from agl_otel.types.columns import AttemptKey
 from agl_otel.types.feedback import EARLIEST_SECONDS, Feedback
 from agl_otel.types.reviews import JUDGE, Rubric, Took
+from agl_otel.types.spans import by_attempt
 
 LISTED: Final = 500  # rollouts in a page of the queue, and in a query for what is judged
 READ: Final = 32  # attempts whose spans are in memory at a time
@@ -179,9 +180,7 @@ class Judge:
         """Iterate over attempts, each with its prompt, or with the reason (REFUSALS, UNCHANGED) why it has none."""
         for start in range(0, len(attempts), READ):
             page = attempts[start : start + READ]
-            spans: dict[AttemptKey, list[Span]] = {}
-            for span in await self._store.spans([each.rollout_id for each in page]):
-                spans.setdefault((span.rollout_id, span.attempt_id), []).append(span)
+            spans = by_attempt(await self._store.spans([each.rollout_id for each in page]))
             for each in page:
                 prompt = await asyncio.to_thread(self._prompt, spans.get(each[:2], []))
                 digest = "" if isinstance(prompt, str) else digest_of(prompt)

@@ -15,10 +15,11 @@ from agl_otel.errors import UsageError
 from agl_otel.queue.lifecycle import FINISHED
 from agl_otel.store import Store
 from agl_otel.traces.figures import AttemptFigures
-from agl_otel.types import AttemptedRollout, Rollout, RolloutMode, RolloutQuery, Span, is_trial
+from agl_otel.types import AttemptedRollout, Rollout, RolloutMode, RolloutQuery, is_trial
 from agl_otel.types.columns import AttemptKey
 from agl_otel.types.scores import HELD_OUT
 from agl_otel.types.selections import Selected
+from agl_otel.types.spans import by_attempt
 
 PAGE: Final = 2_000  # rollouts whose figures are read at a time, and in one query of the queue
 READ: Final = 100  # attempts whose spans are in memory at a time
@@ -235,9 +236,7 @@ async def _clusters(store: Store, batch: _Batch, figures: Mapping[AttemptKey, At
     failures: dict[AttemptKey, str] = {}
     for start in range(0, len(batch.keys), READ):
         page = batch.keys[start : start + READ]
-        spans: dict[AttemptKey, list[Span]] = {}
-        for span in await store.spans([rollout_id for rollout_id, _ in page]):
-            spans.setdefault((span.rollout_id, span.attempt_id), []).append(span)
+        spans = by_attempt(await store.spans([rollout_id for rollout_id, _ in page]))
         for key in page:
             failures[key] = what_failed(spans.get(key, []), batch.rollouts[key].attempt, figures[key].verdict.kind)
         on_read(len(failures), len(batch.keys))

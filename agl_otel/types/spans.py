@@ -9,7 +9,7 @@ import base64
 import json
 import os
 import time
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from enum import StrEnum
 from typing import TYPE_CHECKING, Annotated, Any, Final, Protocol, cast
 
@@ -294,3 +294,11 @@ def _own_fields(src: otel_sdk.ReadableSpan) -> dict[str, Any]:
     """Return the instance fields that a subclass added; the SDK's own begin with an underscore."""
     own = {name: value for name, value in vars(src).items() if not name.startswith("_") and name not in Span.model_fields}
     return json.loads(json.dumps(own, default=str)) if own else {}
+
+
+def by_attempt(spans: Iterable[Span]) -> dict[tuple[str, str], list[Span]]:
+    """Return {(rollout id, attempt id): its spans}, in the order in which they come."""
+    attempts: dict[tuple[str, str], list[Span]] = {}
+    for span in spans:
+        attempts.setdefault((span.rollout_id, span.attempt_id), []).append(span)
+    return attempts

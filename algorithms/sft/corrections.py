@@ -15,6 +15,7 @@ from agl_otel.algorithms.sft.train import Row
 from agl_otel.spans.tolerant import MALFORMED
 from agl_otel.types import Span
 from agl_otel.types.columns import AttemptKey, Traces
+from agl_otel.types.spans import by_attempt
 
 
 def corrected_rows(
@@ -48,12 +49,10 @@ def corrected_rows(
     batch = readable(batch, vocabulary=vocabulary, context_tokens=context_tokens)
     span_ids = [traces.calls.span_id[int(rows[0])] for rows in batch.rows]
     places = {key: place for place, key in enumerate(zip(batch.rollout_id, batch.attempt_id, span_ids, strict=True))}
-    by_attempt: dict[AttemptKey, list[Span]] = {}
-    for span in spans:
-        by_attempt.setdefault((span.rollout_id, span.attempt_id), []).append(span)
+    of_attempts = by_attempt(spans)
     found: list[tuple[AttemptKey, Row]] = []
     for key in batch.taken:
-        own = by_attempt.get(key, [])
+        own = of_attempts.get(key, [])
         try:
             corrected = corrected_calls(own, corrections_in(own, sources=sources or ()), agent_match=agent_match)
         except MALFORMED:
