@@ -172,10 +172,12 @@ class Runner:
         try:
             while not stop.is_set() and (limit := await self._free_slots(stopping)) > 0:
                 claimed = await self._claim(limit, stopping)
+                if not claimed:
+                    continue
                 if stop.is_set():
                     with contextlib.suppress(AglError):  # otherwise the queue's watchdog times them out
                         await self._queue.release(claimed)
-                elif claimed:
+                else:
                     self.counts["claimed"] += len(claimed)
                     for rollout in claimed:
                         self._runs[rollout.attempt.attempt_id] = Run(rollout, self._timeout_seconds)

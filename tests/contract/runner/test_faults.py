@@ -8,6 +8,7 @@ import signal
 import sys
 import tempfile
 from collections import Counter
+from collections.abc import Sequence
 from pathlib import Path
 
 import pytest
@@ -26,7 +27,7 @@ from agl_otel.runner.output import LogExporter
 from agl_otel.runner.process import check_waiting_tasks
 from agl_otel.runner.runner import Runner
 from agl_otel.runner.running import RunnerEvent
-from agl_otel.types import AttemptLedger, EnqueueRolloutRequest, PromptTemplate, ResourcesUpdate
+from agl_otel.types import AttemptedRollout, AttemptLedger, EnqueueRolloutRequest, PromptTemplate, ResourcesUpdate
 from agl_otel_hook import conventions, records
 from tests.contract.runner.conftest import Proxy, Stack
 
@@ -52,6 +53,32 @@ async def test_a_result_survives_a_queue_outage_at_the_agents_end(stack: Stack) 
         [attempt] = await stack.finished(rollout)
     assert attempt.status == "succeeded"
     assert [s.attributes[conventions.reward_value_key(0)] for s in stack.spans(rollout, conventions.SPAN_ANNOTATION)] == [0.25]
+
+
+class Releasing(QueueClient):
+    """A client that records what was released."""
+
+    released: list[Sequence[AttemptedRollout]]
+
+    async def release(self, claims: Sequence[AttemptedRollout]) -> int:
+        self.released.append(claims)
+        return await super().release(claims)
+
+
+async def test_a_runner_that_holds_nothing_ends_without_a_call_to_the_queue_which_may_be_away(stack: Stack) -> None:
+    queue = Releasing(stack.queue.address)
+    async with queue:
+        queue.released = []
+        stack.queue, original = queue, stack.queue
+        [rollout] = await stack.enqueue("t")
+        async with stack.running(FunctionAgent(lambda task: 1.0), heartbeat_seconds=0) as run:
+            await stack.finished(rollout)
+            await stack.server.stop(0)
+            await stack.until(lambda: stack.runner and stack.runner.counts["claim_errors"])
+            stack.stop.set()
+            await run
+        stack.queue = original
+    assert queue.released == []
 
 
 async def test_agents_wait_until_the_collector_accepts_their_root_spans(stack: Stack) -> None:
