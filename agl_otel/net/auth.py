@@ -52,6 +52,7 @@ SCOPES: Final = {
     "view": "the same as far as it changes nothing: the whole dashboard",
     "metrics": "/metrics of every service, and nothing else",
     "feedback": "sending feedback to REST, and nothing else",
+    "prompts": "which prompts a conversation gets, by REST, and nothing else",
 }
 """{scope of a token: what it opens}."""
 NO_TOKEN: Final = "no token was made, because the stack has none: set AGL_TOKEN to it"

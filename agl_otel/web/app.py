@@ -31,7 +31,7 @@ from agl_otel.web.rest import ROUTES, health_of
 from agl_otel.web.reviews import REVIEWS
 from agl_otel.web.routes import PREFIX, STORE, add_table
 from agl_otel.web.runs import CURVES
-from agl_otel.web.views import VIEWS
+from agl_otel.web.views import SERVED, VIEWS
 
 TOKEN = web.AppKey("token", str)
 ORIGINS = web.AppKey("origins", frozenset[str])
@@ -79,15 +79,21 @@ def _is_read_only(request: web.Request) -> bool:
     return request.method in ("GET", "HEAD") or (resource is not None and resource.canonical in READ_ONLY_POSTS)
 
 
+def _refusal(request: web.Request) -> str | None:
+    """Return why a request is refused; None if it is allowed."""
+    if request.match_info.route.name == static.PAGE or admit(request, request.app[TOKEN]):
+        return None
+    own = "metrics" if request.path in relay.METRICS_PATHS else "prompts" if request.path == PREFIX + SERVED else "view"
+    return WEB.refusal(request.app[TOKEN], request.headers, *(["view", own] if _is_read_only(request) else []))
+
+
 @web.middleware
 async def guard(request: web.Request, handler: Handler) -> web.StreamResponse:
     """Require the token, and answer AglErrors as JSON with their status. Without a token, /health answers its status alone."""
-    if request.match_info.route.name != static.PAGE and not admit(request, request.app[TOKEN]):
-        scopes = [*(["metrics"] if request.path in relay.METRICS_PATHS else []), *(["view"] if _is_read_only(request) else [])]
-        if (why := WEB.refusal(request.app[TOKEN], request.headers, *scopes)) is not None:
-            if request.path in OPEN_PATHS:
-                return web.json_response({"status": (await health_of(request.app[STORE]))["status"]})
-            return web.json_response({"detail": why}, status=401)
+    if (why := _refusal(request)) is not None:
+        if request.path in OPEN_PATHS:
+            return web.json_response({"status": (await health_of(request.app[STORE]))["status"]})
+        return web.json_response({"detail": why}, status=401)
     try:
         return await handler(request)
     except AglError as error:

@@ -323,6 +323,7 @@ async def _sql(store: Store, request: web.Request) -> Any:
     )
 
 
+SERVED: Final = "/resources/served"
 VIEWS: Final = (
     *RUNS,
     Route(
@@ -354,7 +355,7 @@ VIEWS: Final = (
     ),
     Route("GET", "/rollouts/{rollout_id}/conversation", _conversation, "Model calls with their messages.", _Calls, Conversation),
     Route("GET", "/rollouts/{rollout_id}/tokens", _tokens, "Token ids and log-probs of a model call.", _Tokens, Tokens),
-    Route("GET", "/resources/served", _served, "The prompts that a conversation gets of a set, and their arm.", _Served, Served),
+    Route("GET", SERVED, _served, "The prompts that a conversation gets of a set, and their arm.", _Served, Served),
     Route("GET", "/resources/{resources_id}/versions", _versions, "All versions of a set.", Page, PageOf[ResourcesUpdate]),
     Route("GET", "/resources/{resources_id}/versions/{version}", _version, "One version of a set.", None, ResourcesUpdate),
     Route("POST", "/sql", _sql, "Rows of a read-only ClickHouse query.", _Sql, Answer, read_only=True),

@@ -18,19 +18,17 @@ from agl_otel.net.auth import SCOPES, Subject, feedback_key, scoped_token
 from agl_otel.queue.client import QueueClient, Witness
 from agl_otel.store import LightningStore
 from agl_otel.text import LEFT_OUT
-from agl_otel.types import LLM
+from agl_otel.types import LLM, PromptTemplate
 from agl_otel.web.app import TABLE, build_app
 from agl_otel.web.jaeger.service import READER, JaegerServer
 from agl_otel.web.rest import ROUTES
 from agl_otel.web.reviews import REVIEWS
 from agl_otel.web.routes import PREFIX
-from agl_otel.web.views import VIEWS
+from agl_otel.web.views import SERVED, VIEWS
 from tests.local_queue import LocalQueue
 
 TOKEN = "s3cret"
 LATER = time.time() + 3600
-SERVED = "/resources/served"
-"""It returns prompts alone."""
 RESOURCES = [
     PREFIX + route.path
     for route in (*VIEWS, *ROUTES)
@@ -130,6 +128,24 @@ async def test_a_view_token_reads_everything_and_changes_nothing(tmp_path: Path)
                     assert answer.status == 401
             async with client.get("/v1/agl/describe", headers=headers) as answer:
                 assert answer.status == 200
+
+
+async def test_a_products_token_gets_prompts_and_opens_nothing_else(tmp_path: Path) -> None:
+    async with LocalQueue(f"sqlite:///{tmp_path / 'queue.db'}", token=TOKEN) as queue:
+        store = LightningStore(queue.server.service.address, token=TOKEN)
+        async with store, TestClient(TestServer(build_app(store, TOKEN))) as client:
+            await store.publish({"p": PromptTemplate(template="be kind", engine="f-string")}, resources_id="production")
+            headers = {"Authorization": f"Bearer {of('prompts')}"}
+            for route in TABLE:
+                path = PREFIX + re.sub(r"{\w+}", "some", route.path)
+                async with client.request(route.method, path, json={} if route.method == "POST" else None, headers=headers) as answer:
+                    text = await answer.text()
+                    is_open = route.path == SERVED or path == f"{PREFIX}/health"
+                    assert is_open or (answer.status == 401 and "this token is for prompts" in text), route
+            async with client.get(PREFIX + SERVED, params={"conversation_id": "a"}, headers=headers) as answer:
+                assert (await answer.json())["prompts"]["p"]["template"] == "be kind"
+            async with client.post(PREFIX + SERVED, params={"conversation_id": "a"}, headers=headers) as answer:
+                assert answer.status in (401, 405)
 
 
 async def test_a_reviewers_token_reads_everything_and_sends_feedback(tmp_path: Path) -> None:
