@@ -8,6 +8,7 @@ that differ only in secrets are equal, and a key may change between two starts o
 from __future__ import annotations
 
 import json
+import math
 import re
 from collections.abc import Mapping, Sequence
 from typing import Any, Final, cast
@@ -30,8 +31,24 @@ def printable_lines(text: str) -> str:
 
 def json_text(value: Any, *, indent: int | None = None) -> str:
     """Encode `value` as printable JSON: characters that do not print are escaped."""
-    text = json.dumps(value, ensure_ascii=False, default=str, indent=indent)
+    text = strict_json(value, ensure_ascii=False, default=str, indent=indent)
     return _HIDDEN.sub(lambda found: f"\\u{ord(found[0]):04x}", text)
+
+
+def strict_json(value: Any, **options: Any) -> str:
+    """Encode `value` as JSON; NaN and infinity, which JSON lacks, become null. `options`: of json.dumps."""
+    try:
+        return json.dumps(value, allow_nan=False, **options)
+    except ValueError:
+        return json.dumps(_finite(value), **options)
+
+
+def _finite(value: Any) -> Any:
+    if isinstance(value, float):
+        return value if math.isfinite(value) else None
+    if isinstance(value, dict):
+        return {key: _finite(item) for key, item in cast(dict[Any, Any], value).items()}
+    return [_finite(item) for item in cast(Sequence[Any], value)] if isinstance(value, (list, tuple)) else value
 
 
 # --- without secrets -------------------------------------------------------------------------------------------------

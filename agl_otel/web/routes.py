@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import asyncio
 import json
-import math
 from collections.abc import Awaitable, Callable, Iterable, Sequence
 from functools import partial
 from typing import Any, Final, Generic, Literal, NamedTuple, TypeVar
@@ -16,6 +15,7 @@ from agl_otel.compat.stores import LightningStore
 from agl_otel.errors import NotFoundError, UsageError
 from agl_otel.net import bodies
 from agl_otel.net.http_server import Handler
+from agl_otel.text import strict_json
 from agl_otel.types import PaginatedResult, ResourcesUpdate
 from agl_otel.types.model import describe_invalid
 from agl_otel.types.strict import check_json, number_in_range
@@ -157,7 +157,7 @@ def _handler(operation: Callable[[LightningStore, web.Request], Awaitable[Any]],
         found: Any = await operation(request.app[STORE], request)
         if isinstance(found, PaginatedResult | list) and len(found) > PIECE:  # pyright: ignore[reportUnknownArgumentType]  # items of any type
             return await _in_pieces(request, found, status)  # pyright: ignore[reportUnknownArgumentType]
-        return web.json_response(plain(found), status=status, dumps=_dumps)
+        return web.json_response(plain(found), status=status, dumps=strict_json)
 
     return handle
 
@@ -167,26 +167,11 @@ async def _in_pieces(request: web.Request, found: PaginatedResult[Any] | list[An
     response = web.StreamResponse(status=status, headers={"Content-Type": "application/json; charset=utf-8"})
     await response.prepare(request)
     items: Sequence[Any] = found.items if isinstance(found, PaginatedResult) else found
-    before, end = ('{"items": [', f"], {_dumps(_page(found))[1:]}") if isinstance(found, PaginatedResult) else ("[", "]")
+    before, end = ('{"items": [', f"], {strict_json(_page(found))[1:]}") if isinstance(found, PaginatedResult) else ("[", "]")
     for start in range(0, len(items), PIECE):
-        text = await asyncio.to_thread(lambda piece: _dumps(plain(piece))[1:-1], list(items[start : start + PIECE]))
+        text = await asyncio.to_thread(lambda piece: strict_json(plain(piece))[1:-1], list(items[start : start + PIECE]))
         await response.write((before + text).encode())
         before = ", "
     await response.write(end.encode())
     await response.write_eof()
     return response
-
-
-def _dumps(value: Any) -> str:
-    try:
-        return json.dumps(value, allow_nan=False)
-    except ValueError:  # NaN or Infinity in a user's metadata or attributes
-        return json.dumps(_finite(value))
-
-
-def _finite(value: Any) -> Any:
-    if isinstance(value, float):
-        return value if math.isfinite(value) else None
-    if isinstance(value, dict):
-        return {key: _finite(item) for key, item in value.items()}
-    return [_finite(item) for item in value] if isinstance(value, (list, tuple)) else value

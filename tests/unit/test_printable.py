@@ -34,6 +34,10 @@ def test_shown_text_has_no_control_characters(text: str) -> None:
     assert not obeyed(event_line(event)) and "\n" not in event_line(event)
 
 
+def test_what_json_has_no_number_for_is_null() -> None:
+    assert json.loads(json_text({"tail": float("inf"), "all": [float("nan"), (1.5, -0.0)]})) == {"tail": None, "all": [None, [1.5, 0.0]]}
+
+
 @pytest.mark.parametrize("text", HOSTILE)
 def test_a_log_quotes_it_and_no_line_of_it_looks_like_a_record(text: str) -> None:
     record = logging.makeLogRecord({"msg": "it said %s", "args": (f"{text}\nERROR forged",), "levelname": "INFO"})
