@@ -62,7 +62,7 @@ class Improved(Improvement):
 
     async def _trained(self, job: Job, run: Path) -> dict[str, Any]:
         """Run a training and score its weights before and after; `weights` is empty where none were made."""
-        async with RUNS[self._trains](job, self._plain, run, settings=self.settings, stack_failed=None) as training:
+        async with RUNS[self._trains](job, self._plain, run, settings=self.settings, force=self.force) as training:
             await training.publish_policy()
             async with training.runners(mode="val"):
                 before = await training.validate_before()
