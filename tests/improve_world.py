@@ -47,12 +47,12 @@ class World:
         """Where the product keeps its books."""
         return self.folder / "improve"
 
-    def improve(self, cycles: int, log: str = "improve.log", *more: str) -> Any:
+    def improve(self, cycles: int, log: str = "improve.log", *more: str, env: dict[str, str] | None = None) -> Any:
         """Return the loop as a process, which the caller ends; `more`: further arguments."""
         from tests.system.stack_process import Command
 
         arguments = ["improve", "job.toml", "--store", self.store, "--run-dir", str(self.run), "--cycles", str(cycles)]
-        return Command(*arguments, *more, log=self.folder / log, cwd=self.books)
+        return Command(*arguments, *more, log=self.folder / log, cwd=self.books, env=env)
 
     def book(self, name: str) -> list[dict[str, Any]]:
         """Read one of the product's books."""

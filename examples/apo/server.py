@@ -22,7 +22,8 @@ from typing import Any
 from aiohttp import web
 from words import FILLERS, OPERATIONS, WORDS, Model
 
-ROLLOUT = re.compile(r'reward (\S+)\.\s+Task: \{"digit": (\d), "wanted": "(\d)"')
+ROLLOUT = re.compile(r'reward (\S+)\.\s+Task: \{"(?:digit|input)": "?(\d)"?, (?:"messages": \[.*?\], )?"(?:wanted|expected)": "(\d)"')
+"""A task of tasks.py, or one that `agl-otel improve` made of traffic."""
 PROMPT = re.compile(r"# The (?:other )?prompt\n\n(.*?)(?=\n\n#)", re.DOTALL)
 WRONG = re.compile(r"(\d) asks for (\d)")
 

@@ -7,8 +7,10 @@ from __future__ import annotations
 
 import asyncio
 import itertools
+import re
 import signal
 from pathlib import Path
+from typing import Any
 
 import pytest
 
@@ -106,3 +108,36 @@ def test_an_update_that_fails_leaves_users_their_prompt_and_its_attempts_to_the_
         assert (found.facts(1, "verdict")["verdict"], found.facts(1, "gate")["why"]) == ("refused", ["update_failed"]), loop.output
         assert "the grader is away" in found.facts(1, "update")["error"]
         assert {row["prompt"] for row in found.book("seen") if row["answer"] is not None} == {FIRST}
+
+
+EDITED = {
+    "apo": {
+        "gradient_model": '"critic"', "apply_edit_model": '"editor"', "gradient_batch_size": "3", "val_batch_size": "4", "beam_width": "2",
+        "branch_factor": "2", "beam_rounds": "3", "max_editor_calls": "100", "seed": "0",
+    },
+    "gepa": {"reflection_model": '"editor"', "minibatch_size": "3", "max_iterations": "12", "max_rollouts": "200", "seed": "0"},
+}  # fmt: skip
+"""Options of the searches whose prompts an editor writes."""
+
+
+@pytest.mark.long
+@pytest.mark.parametrize("name", EDITED)
+def test_users_get_the_prompt_that_an_editor_wrote(tmp_path: Path, name: str) -> None:
+    options = {f"algorithm.{key}": value for key, value in {"choices": "", **EDITED[name], "name": f'"{name}"'}.items()}
+    with prompted(tmp_path, options) as found:
+        job = found.books / "job.toml"
+        text = job.read_text()
+        (url,) = re.findall(r'endpoint = "(.*?)"', text)
+        job.write_text(f'{text}\n[editor]\nbase_url = "{url}"\n')
+        with found.improve(1, env={"OPENAI_API_KEY": "none"}) as loop:
+            assert loop.wait(300) == 0, loop.output
+        assert found.facts(1, "verdict")["verdict"] == "promoted", loop.output
+        until(lambda: len(_after(found)) > 20, "users ask on")
+        prompts = {row["prompt"] for row in _after(found)}
+        assert len(prompts) == 1 and "next" in prompts.pop(), "the word that makes the model do what users want"
+        assert all(row["right"] for row in _after(found))
+
+
+def _after(found: World) -> list[dict[str, Any]]:
+    """Return what users saw a second after the verdict."""
+    return [row for row in found.book("seen") if row["time"] > found.facts(1, "verdict")["ended"] + 1 and row["answer"] is not None]
