@@ -13,7 +13,7 @@ import numpy as np
 from agl_otel.adapters.bias import Bias, bias_of_attempts
 from agl_otel.adapters.masking import MaskRule
 from agl_otel.adapters.pins import Pin, Read, line_of
-from agl_otel.adapters.records import Reading, Row, Rows
+from agl_otel.adapters.records import Reading, Row, Rows, attempts_as
 from agl_otel.adapters.sampling import Assumed, unlike_of
 from agl_otel.errors import UsageError
 from agl_otel.types import VerdictKind
@@ -46,7 +46,7 @@ class Exported:
         self._refused.update(found.refused)
         self._breaks.update(found.breaks)
         take = cast("Collection[VerdictKind]", reading.take)
-        self._bias.add(bias_of_attempts(traces, take=take, fill_reward=reading.fill_reward, reward_name=reading.reward))
+        self._bias.add(bias_of_attempts(traces, take=take, fill_reward=attempts_as(reading).fill_reward, reward_name=reading.reward))
         self._rewards.update(reward.name for rewards in traces.rewards.values() for reward in rewards)
         self._train(found.rows)
         used = {row[name] for row in found.rows for name in ("rollout_id", "rejected_rollout_id") if name in row}

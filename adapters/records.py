@@ -445,6 +445,11 @@ def _corrected(reading: Reading, traces: Traces, spans: Sequence[Span]) -> Rows:
     return _of_spans(reading if selects else _filled(reading), traces, spans, adapt)
 
 
+def attempts_as(reading: Reading) -> Reading:
+    """Return the options by which its form takes attempts: demonstrations need no reward."""
+    return _filled(reading) if reading.form == DEMONSTRATIONS else reading
+
+
 def _filled(reading: Reading) -> Reading:
     return replace(reading, fill_reward=0.0 if reading.fill_reward is None else reading.fill_reward)
 
@@ -457,7 +462,7 @@ def _demonstrations(reading: Reading, traces: Traces, spans: Sequence[Span]) -> 
         refused.update({} if corrections else {"no_correction": 1})
         return conversations(corrected_messages(own, corrections, refused, agent_match=reading.agent_match), refused, by_call=True)
 
-    return _of_spans(_filled(reading), traces, spans, adapt)
+    return _of_spans(attempts_as(reading), traces, spans, adapt)
 
 
 REASONS: Final = {

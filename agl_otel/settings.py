@@ -88,7 +88,8 @@ class Settings(BaseSettings):
     cors_origins: str = ""
     """Origins (scheme://host:port, or *) whose pages may call the web service, separated by commas; empty: none."""
     feedback_per_minute: int = Field(default=60, ge=1, le=1_000_000)
-    """Most feedback in a minute with one token or key made for it (`agl-otel token --for feedback`)."""
+    """Most feedback in a minute with a key for one conversation or response (`agl-otel token --for feedback --conversation ID`). A token
+    for feedback on any may send a hundred times as much."""
     allowed_hosts: str = ""
     """Further Host names, separated by commas, that HTTP ports on loopback accept while there is no token, besides addresses, `localhost`
     and their own name: such as that of a reverse proxy on this machine, or the one by which containers call; * for any."""

@@ -15,7 +15,7 @@ import shutil
 import subprocess
 import sys
 import time
-from collections.abc import Generator
+from collections.abc import Callable, Generator
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -31,11 +31,15 @@ class World:
     """A stack that adopts traces, and a product on it. Use `world`."""
 
     folder: Path
+    start_stack: Callable[[], Any]
+    """Returns the stack as a process that is up, on the same ports and data as before."""
     stack: Any
     store: str
     """The queue's address."""
     env: dict[str, str]
     """The stack's ports, for the product."""
+    token: str = ""
+    """The stack's; empty: it has none."""
 
     @property
     def run(self) -> Path:
@@ -47,12 +51,22 @@ class World:
         """Where the product keeps its books."""
         return self.folder / "improve"
 
+    def restart_stack(self) -> None:
+        """Stop the stack, and start it again."""
+        self.stack.__exit__()
+        self.stack = self.start_stack()
+
     def improve(self, cycles: int, log: str = "improve.log", *more: str, env: dict[str, str] | None = None) -> Any:
         """Return the loop as a process, which the caller ends; `more`: further arguments."""
         from tests.system.stack_process import Command
 
         arguments = ["improve", "job.toml", "--store", self.store, "--run-dir", str(self.run), "--cycles", str(cycles)]
-        return Command(*arguments, *more, log=self.folder / log, cwd=self.books, env=env)
+        return Command(*arguments, *more, log=self.folder / log, cwd=self.books, env={**self.authorised, **(env or {})})
+
+    @property
+    def authorised(self) -> dict[str, str]:
+        """What gives a command the stack's token."""
+        return {"AGL_TOKEN": self.token} if self.token else {}
 
     def book(self, name: str) -> list[dict[str, Any]]:
         """Read one of the product's books."""
@@ -67,13 +81,13 @@ class World:
 
 
 @contextlib.contextmanager
-def prompted(folder: Path, job: dict[str, str], *, rate: float = 10.0) -> Generator[World]:
+def prompted(folder: Path, job: dict[str, str], *, rate: float = 10.0, token: str = "") -> Generator[World]:
     """Run the example with prompts like `world`, and the model that follows them."""
     model = subprocess.Popen([sys.executable, str(MODEL)], stdout=subprocess.PIPE, text=True)
     try:
         assert model.stdout is not None
         llm = f'{{ resource_type = "llm", endpoint = "{model.stdout.readline().strip()}", model = "words" }}'
-        with world(folder, {"resources.main_llm": llm, **job}, rate=rate, example=PROMPTS) as found:
+        with world(folder, {"resources.main_llm": llm, **job}, rate=rate, example=PROMPTS, token=token) as found:
             yield found
     finally:
         model.kill()
@@ -81,9 +95,12 @@ def prompted(folder: Path, job: dict[str, str], *, rate: float = 10.0) -> Genera
 
 
 @contextlib.contextmanager
-def world(folder: Path, job: dict[str, str], kind: str = "", *, rate: float = 10.0, example: Path = EXAMPLE) -> Generator[World]:
+def world(
+    folder: Path, job: dict[str, str], kind: str = "", *, rate: float = 10.0, example: Path = EXAMPLE, token: str = ""
+) -> Generator[World]:
     """Run a stack and an example's product, with its option `--at-random` or one of another `kind` (_serve): so many users in a second.
 
+    With a `token` of the stack, the product has none but those that are made for it.
     `job` replaces or adds lines of its job file: {table.key: value}.
     """
     from agl_otel.settings import free_ports
@@ -95,19 +112,36 @@ def world(folder: Path, job: dict[str, str], kind: str = "", *, rate: float = 10
     names = ("QUEUE", "WEB", "PROXY", "OTLP_GRPC")
     ports = {f"AGL_{name}_PORT": str(port) for name, port in zip(names, free_ports(len(names)), strict=True)}
     adopting = {"AGL_UNIDENTIFIED": "adopt", "AGL_ADOPT_QUIET_SECONDS": "2"}
-    settings = {**ports, **{f"AGL_{name}_PORT": "0" for name in ("OTLP_HTTP", "CLICKHOUSE")}, **adopting}
-    stack = Command("up", "--data-dir", str(folder / "data"), log=folder / "up.log", cwd=place, env=settings)
+    settings = {
+        **({"AGL_TOKEN": token} if token else {}),
+        **ports,
+        **{f"AGL_{name}_PORT": "0" for name in ("OTLP_HTTP", "CLICKHOUSE")},
+        **adopting,
+    }
+
+    def start_stack() -> Command:
+        stack = Command("up", "--data-dir", str(folder / "data"), log=folder / "up.log", cwd=place, env=settings)
+        until(lambda: f":{ports['AGL_WEB_PORT']}" in stack.output, "the stack is up")
+        return stack
+
     is_own = kind in ("", "--at-random")
     script = [str(place / "product.py"), "--rate", str(rate), *filter(None, [kind])] if is_own else [__file__, str(place), kind, str(rate)]
-    with stack:
-        until(lambda: f":{ports['AGL_WEB_PORT']}" in stack.output, "the stack is up")
-        env = {**ENVIRONMENT, **ports, "PYTHONPATH": str(ROOT)}
+    with contextlib.ExitStack() as running:
+        env = {**ENVIRONMENT, **ports, "PYTHONPATH": str(ROOT), **(_of_product(token) if token else {})}
+        found = World(folder, start_stack, start_stack(), f"127.0.0.1:{ports['AGL_QUEUE_PORT']}", env, token)
+        running.callback(lambda: found.stack.__exit__())
         product = subprocess.Popen([sys.executable, *script], cwd=place, env=env)
-        try:
-            yield World(folder, stack, f"127.0.0.1:{ports['AGL_QUEUE_PORT']}", env)
-        finally:
-            product.kill()
-            product.wait()
+        running.callback(product.wait)
+        running.callback(product.kill)
+        yield found
+
+
+def _of_product(token: str) -> dict[str, str]:
+    """Return the tokens that examples/improve_prompts tells a product to have."""
+    from agl_otel.net.auth import ingest_key, scoped_token
+
+    of_calls = scoped_token(token, ["prompts", "models", "feedback"], time.time() + 3600)
+    return {"PRODUCT_TOKEN": of_calls, "OTEL_EXPORTER_OTLP_HEADERS": f"authorization=Bearer {ingest_key(token)}"}
 
 
 def changed(text: str, job: dict[str, str]) -> str:

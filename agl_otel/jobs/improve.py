@@ -19,11 +19,11 @@ from __future__ import annotations
 import asyncio
 import shutil
 import time
-from collections.abc import Callable, Collection, Iterable, Sequence
+from collections.abc import Awaitable, Callable, Collection, Iterable, Sequence
 from dataclasses import dataclass
 from importlib import import_module
 from pathlib import Path
-from typing import Any, ClassVar, Final
+from typing import Any, ClassVar, Final, TypeVar
 
 import numpy as np
 
@@ -40,16 +40,21 @@ from agl_otel.jobs.improve_options import SEARCHES
 from agl_otel.jobs.job import Job
 from agl_otel.jobs.production import Production
 from agl_otel.jobs.run import JobRun, unless_failed
+from agl_otel.service.retry import retry
 from agl_otel.store import Store
 from agl_otel.store.selections import MOST
 from agl_otel.types import ADOPTED, AttemptedRollout, Rollout, TrainingStep
 from agl_otel.types.selections import Selected
 
 POLL_SECONDS: Final = 1.0
+AWAY_SECONDS: Final = 120.0
+"""How long a stack may be away while the loop waits for attempts or for the users of a canary."""
 KEPT_MODELS: Final = 2
 """The promoted weights, and those before."""
 LARGE: Final = ("checkpoints", "weights", "rounds", "policy")
 """What of a training run is removed when its cycle has ended: its weights are in the cycle's `model`."""
+
+T = TypeVar("T")
 
 
 @dataclass(frozen=True)
@@ -211,7 +216,7 @@ class Improvement(JobRun):
         traffic = Offline(self._plain, self.job.options.get("offline_mode", ADOPTED), None)
         while True:
             began = time.monotonic()
-            found = await traffic.rollouts(taken)
+            found = await self._patiently(lambda: traffic.rollouts(taken))
             oldest = time.time() - self.spec.window_seconds
             fresh = [each for each in found if each.start_time >= max(oldest, changed)]
             old = {"too_long_ago": sum(each.start_time < oldest for each in found)}
@@ -247,7 +252,11 @@ class Improvement(JobRun):
     async def _rewarded(self, rollouts: Iterable[Rollout], known: Collection[str], sources: Collection[str] | None) -> set[str]:
         """Return which of the rollouts have a reward of these sources by now, without those that are known to have one."""
         unknown = [each.rollout_id for each in rollouts if each.rollout_id not in known]
-        return await self._plain.rewarded(unknown, sources) if unknown else set()
+        return await self._patiently(lambda: self._plain.rewarded(unknown, sources)) if unknown else set()
+
+    async def _patiently(self, read: Callable[[], Awaitable[T]]) -> T:
+        """Await `read()`; try again for AWAY_SECONDS where the stack is away, as while it is restarted."""
+        return await retry(read, seconds=AWAY_SECONDS, first_failure=lambda error: self._say(f"waiting for the stack: {error}"))
 
     async def _update(self, cycle: Cycle) -> dict[str, Any]:
         """Learn from the window; an error of agents, graders or models ends the cycle, and not the command."""
@@ -316,11 +325,12 @@ class Improvement(JobRun):
 
     async def _canary_step(self, cycle: Cycle, steps: CanarySteps) -> dict[str, Any]:
         """Wait until the users of the share that is published have judged."""
-        assert steps.began is not None, "it was published"
+        began = steps.began
+        assert began is not None, "it was published"
         canary, bounds = self.canary_of(cycle), tuple(cycle.of("gate")["bounds"])
         while True:
-            arms = await arms_since(self._plain, canary, steps.since, self._sources, step=steps.began)
-            await self.production.current()
+            arms = await self._patiently(lambda: arms_since(self._plain, canary, steps.since, self._sources, step=began))
+            await self._patiently(self.production.current)
             if (step := judged(self.spec, steps, arms, bounds=bounds, runs=await self.production.canary_answers())) is not None:
                 return {**step, "ended": time.time()}
             await asyncio.sleep(POLL_SECONDS)

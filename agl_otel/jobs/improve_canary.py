@@ -18,7 +18,7 @@ class CanarySteps:
     """How far a canary is: `canary_begun.json`.
 
     It is written when a step has passed, and again when the next one's share is published. A step that was published is gone on with, by
-    the rewards since then; one that was not yet is published (again).
+    the rewards since then, unless it was withdrawn meanwhile; one that was not yet is published (again).
     """
 
     shares: Sequence[float]
@@ -57,8 +57,8 @@ class CanarySteps:
         return since
 
     def published(self, version: str, now: float) -> CanarySteps:
-        """Return it with the step under way published, if it was not before."""
-        return replace(self, began=now, version=version) if self.began is None else self
+        """Return it with the step under way published as this version; in another one than before it begins anew."""
+        return replace(self, began=now, version=version) if version != self.version else self
 
     def after(self, step: dict[str, Any]) -> CanarySteps:
         """Return it with one more step passed."""

@@ -48,6 +48,7 @@ SCOPES: Final = {
     "collector": "the collector's ports: sends, deletes, maintains",
     "clickhouse": "read-only SQL",
     "proxy": "model calls of no attempt, and what steers the proxy",
+    "models": "model calls of no attempt, and nothing else",
     "web": "REST, dashboard, Jaeger's APIs",
     "view": "the same as far as it changes nothing: the whole dashboard",
     "metrics": "/metrics of every service, and nothing else",
@@ -342,8 +343,13 @@ def may_call(token: str, given: str, rollout_id: str, attempt_id: str) -> bool:
 
 
 def is_trusted(token: str, given: str) -> bool:
-    """Whether `given` opens the proxy for a call without an attempt in its path: the token, one for the proxy, or the shared key."""
+    """Whether `given` opens the proxy for a call that names its attempt in a header: the token, one for the proxy, or the shared key."""
     return not token or _same(given, shared_key(token)) or refusal(token, given, "proxy") is None
+
+
+def may_call_outside(token: str, given: str) -> bool:
+    """Whether `given` opens the proxy for a call of no attempt: what `is_trusted` takes, or a token for such calls alone."""
+    return is_trusted(token, given) or refusal(token, given, "models") is None
 
 
 # --- names and pages

@@ -475,7 +475,7 @@ class Proxy:
         if key is not None:
             allowed = auth.may_call(self._token, given, *key) if "rollout_id" in request.match_info else auth.is_trusted(self._token, given)
         else:
-            allowed = auth.is_trusted(self._token, given)
+            allowed = auth.may_call_outside(self._token, given)
             own_key = not allowed and self._own_keys and bool(given) and not auth.is_ours(given)
             allowed = allowed or own_key
         if not allowed:

@@ -66,11 +66,12 @@ class Feedbacks(Connected):
         return {row["RolloutId"] for row in rows}
 
     async def arms(self, since: float) -> list[Answered]:
-        """Return the conversations with calls since a time (Unix seconds), and who answered their calls of then and the day before.
+        """Return the conversations that went on after a time (Unix seconds), and who answered them then and the day before.
 
-        Only calls by a set of resources with a canary, and by AGL_UPSTREAM_RESOURCES, say which LLM answered.
+        Calls by a set of resources with a canary, and by AGL_UPSTREAM_RESOURCES, say which LLM answered, and spans of products by whose
+        prompts.
         """
-        params = {"since": int(since * 1e9), "arm": conventions.LLM_ARM}
+        params = {"since": int(since * 1e9), "arm": conventions.LLM_ARM, "served": conventions.SERVED_ARM}
         rows = await (await self._open()).reader.query(named_query("arms"), params=params)
         return [Answered(row["Conversation"], row["RolloutId"], list(row["Arms"]), row["Began"] / 1e9, row["Latest"] / 1e9) for row in rows]
 

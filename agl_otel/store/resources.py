@@ -44,7 +44,7 @@ class Resources(Connected):
         """Return the prompts that a conversation gets now, and their arm: a canary's share of the conversations gets the canary's.
 
         The proxy draws the same arm for the calls of the conversation, which it knows by this id (or, of one without an id, by that of its
-        trace). Set `arm` as the attribute `agentlightning.llm.arm` of the product's span.
+        trace). Set `arm` as the attribute `agentlightning.served.arm` of the product's span.
 
         `resources_id`: empty means AGL_UPSTREAM_RESOURCES. Raises UsageError for an id that the proxy does not take, NotFoundError.
         """

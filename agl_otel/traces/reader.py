@@ -126,19 +126,19 @@ class TraceReader:
 
         Raises UnavailableError if one does not answer, or can store nothing for `patience_seconds` (default: `barriers`').
         """
-        await self._find_collectors()
+        await self._look_up()
         try:
             await self._barriers(patience_seconds)
         except UnavailableError:
-            if not await self._find_collectors():
+            if not await self._look_up():
                 raise
             await self._barriers(patience_seconds)
 
     async def _barriers(self, patience_seconds: float | None) -> None:
         await barriers(self._http.session, self.collectors, seconds=TIMEOUT_SECONDS, patience_seconds=patience_seconds)
 
-    async def _find_collectors(self) -> bool:
-        """Look up the collectors' addresses; return whether they changed. They are kept while the queue does not answer."""
+    async def _look_up(self) -> bool:
+        """Look up the addresses of collectors and ClickHouse; return whether they changed. While the queue is away they are kept."""
         if self._where is None:
             return False
         try:
@@ -146,12 +146,20 @@ class TraceReader:
                 found = await self._where()
         except (TimeoutError, UnavailableError):
             return False
-        collectors = tuple(address.rstrip("/") for address in found.collectors)
-        if collectors == self.collectors or not collectors or found.clickhouse is None:
+        collectors, endpoints = (tuple(each.rstrip("/") for each in given) for given in (found.collectors, found.clickhouses))
+        if not collectors or found.clickhouse is None or (collectors, endpoints) == (self.collectors, self._endpoints):
             return False
-        self.collectors, self._http.url = collectors, found.clickhouse.rstrip("/")
-        self._endpoints = tuple(address.rstrip("/") for address in found.clickhouses)
+        self.collectors, self._endpoints, self._http.url = collectors, endpoints, found.clickhouse.rstrip("/")
         return True
+
+    async def _fetch(self, *query: Any, **options: Any) -> bytearray:
+        """Run a query as ClickHouseHttp.fetch does; once more where the endpoint does not answer and the stack has moved."""
+        try:
+            return await self._http.fetch(*query, **options)
+        except UnavailableError:
+            if not await self._look_up():
+                raise
+        return await self._http.fetch(*query, **options)
 
     async def query(self, sql: str, *, params: Mapping[str, object] | None = None, own: bool = True) -> list[dict[str, Any]]:
         """Run a query and return its rows as dicts; `params` fill `{name:Type}` in the SQL. Raises QueryError; UsageError as `sql`.
@@ -164,7 +172,7 @@ class TraceReader:
 
     async def arrow(self, sql: str, *, params: Mapping[str, object] | None = None) -> Table:
         """Run a query and return an Arrow table."""
-        fetched = self._http.fetch(sql, "Arrow", params)
+        fetched = self._fetch(sql, "Arrow", params)
         body, pa = await asyncio.gather(fetched, asyncio.to_thread(importlib.import_module, "pyarrow"))  # the first import takes a second
         with pa.ipc.open_file(pa.BufferReader(body)) as file:
             return file.read_all()
@@ -279,7 +287,7 @@ class TraceReader:
 
     async def _read(self, sql: str, params: Mapping[str, object] | None, made_of: Callable[[bytearray], T], *, own: bool = True) -> T:
         """Run a query and return `made_of` its rows (JSON lines); many rows take seconds, so a thread converts them."""
-        body = await self._http.fetch(sql, "JSONEachRow", params, own=own)
+        body = await self._fetch(sql, "JSONEachRow", params, own=own)
         return await asyncio.to_thread(made_of, body) if len(body) > LARGE_BYTES else made_of(body)
 
     async def figures(self, attempts: Sequence[Attempt]) -> list[AttemptFigures]:
@@ -340,7 +348,7 @@ class TraceReader:
         Raises UsageError if the query names a FORMAT, QueryError if the endpoint, which decides what may run and its limits, refuses it.
         """
         _refuse_format(query)
-        return json.loads(await self._http.fetch(query, "JSONCompact", settings={"limit": limit}, own=False))
+        return json.loads(await self._fetch(query, "JSONCompact", settings={"limit": limit}, own=False))
 
     async def stored(self, keys: Collection[SpanKey]) -> set[SpanKey]:
         """Return those of these spans that are already stored."""
@@ -461,10 +469,10 @@ class TraceReader:
         Raises UnavailableError if ClickHouse, which may be reached through a collector, does not answer by `deadline` either.
         """
         while True:
-            await self._find_collectors()
+            await self._look_up()
             asked = unanswered(self._http.session, self.collectors, seconds=max(until - time.monotonic(), ASK_AGAIN_SECONDS))
             silent, answers = await asyncio.gather(asked, self._find_endpoint())
-            if silent and await self._find_collectors():
+            if silent and await self._look_up():
                 silent = await unanswered(self._http.session, self.collectors, seconds=max(until - time.monotonic(), ASK_AGAIN_SECONDS))
                 answers = await self._find_endpoint()
             if not silent or answers:

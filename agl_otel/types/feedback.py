@@ -7,7 +7,7 @@ import uuid
 from collections.abc import Mapping
 from typing import Annotated, Any, Final
 
-from pydantic import AfterValidator, Field, ValidationError, model_validator
+from pydantic import AfterValidator, Field, StrictBool, ValidationError, model_validator
 
 from agl_otel.errors import UsageError
 from agl_otel.types.model import Model, check_id, describe_invalid
@@ -51,7 +51,7 @@ class Feedback(Model):
     """`gen_ai.conversation.id` of the spans; the attempt, or the adopted trace, that continued it last is meant."""
     response_id: _Named | None = None
     """`gen_ai.response.id` of the model call that is meant."""
-    value: Annotated[float | bool | None, AfterValidator(_usable)] = None
+    value: Annotated[float | StrictBool | None, AfterValidator(_usable)] = None
     """The reward; true is 1, false 0."""
     label: Annotated[str, Field(max_length=500)] = ""
     """Without a value: `pass`, `fail` and others are 1 and 0 (docs/otlp.md); any other is no reward, but kept."""

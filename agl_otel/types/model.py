@@ -49,7 +49,7 @@ def describe_invalid(error: ValidationError) -> str:
         return f"{count} values are wrong"
     told = error.errors(include_url=False, include_context=False, include_input=False)[:_SHOWN_ERRORS]
     more = [f"and {count - _SHOWN_ERRORS} more"] if count > _SHOWN_ERRORS else []
-    return "; ".join([": ".join(filter(None, (".".join(map(str, e["loc"])), e["msg"]))) for e in told] + more)
+    return "; ".join([": ".join(filter(None, (".".join(map(str, e["loc"])), e["msg"].removeprefix("Value error, ")))) for e in told] + more)
 
 
 class Model(BaseModel):

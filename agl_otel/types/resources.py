@@ -193,6 +193,6 @@ class Served(Model):
     version: int
     arm: str
     """The resource name of the LLM whose prompts they are, and to which the proxy sends the conversation's calls; empty without an LLM.
-    A product sets it on its span as `agentlightning.llm.arm`."""
+    A product sets it on its span as `agentlightning.served.arm`."""
     prompts: dict[str, PromptTemplate]
     """By their names; those of a canary have these, too."""

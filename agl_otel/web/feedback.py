@@ -17,6 +17,8 @@ from agl_otel.web.routes import PREFIX, Route, body_of
 
 PATH: Final = "/feedback"
 FEEDBACK_PER_MINUTE: Final = 60
+USERS_OF_A_PROGRAM: Final = 100
+"""A token that is bound to nothing sends for so many users: a program has it, and no browser."""
 LARGEST_BYTES: Final = 1 << 20
 """The largest body with a token or key for feedback."""
 USER: Final = "user"
@@ -38,12 +40,12 @@ class Limits:
         self._per_minute = per_minute
         self._left: OrderedDict[str, tuple[float, float]] = OrderedDict()
 
-    def wait_seconds(self, key: str) -> float:
-        """Count a call; return 0, or how long the key must wait for its next one."""
-        now = time.monotonic()
-        left, then = self._left.pop(key, (float(self._per_minute), now))
-        left = min(self._per_minute, left + (now - then) * self._per_minute / 60)
-        wait = 0.0 if left >= 1 else (1 - left) * 60 / self._per_minute
+    def wait_seconds(self, key: str, users: int = 1) -> float:
+        """Count a call of a key for so many users; return 0, or how long it must wait for its next one."""
+        now, most = time.monotonic(), self._per_minute * users
+        left, then = self._left.pop(key, (float(most), now))
+        left = min(most, left + (now - then) * most / 60)
+        wait = 0.0 if left >= 1 else (1 - left) * 60 / most
         self._left[key] = (left if wait else left - 1, now)
         if len(self._left) > _MOST_KEYS:
             self._left.popitem(last=False)
@@ -68,8 +70,10 @@ def admit(request: web.Request, token: str) -> bool:
         return False
     if request.content_length is None or request.content_length > LARGEST_BYTES:
         raise web.HTTPRequestEntityTooLarge(LARGEST_BYTES, request.content_length or 0)
-    if wait := request.app[LIMITS].wait_seconds(given):
-        raise web.HTTPTooManyRequests(text="too much feedback with this key: try again later", headers={"Retry-After": str(int(wait) + 1)})
+    if wait := request.app[LIMITS].wait_seconds(given, 1 if subject is not None else USERS_OF_A_PROGRAM):
+        seconds = int(wait) + 1
+        text = f"too much feedback with this key (AGL_FEEDBACK_PER_MINUTE): try again in {seconds} s"
+        raise web.HTTPTooManyRequests(text=text, headers={"Retry-After": str(seconds)})
     if subject is not None:
         request[_SUBJECT] = subject
     return True

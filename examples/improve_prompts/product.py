@@ -7,10 +7,12 @@ from __future__ import annotations
 
 import argparse
 import asyncio
+import contextlib
 import json
 import os
 import random
 import time
+import uuid
 from pathlib import Path
 from typing import Any
 
@@ -26,6 +28,8 @@ PROXY, WEB, COLLECTOR = (
 )
 HERE = Path(__file__).parent
 ASKED = [digit for digit in range(10) if digit not in HELD_OUT]
+HEADERS = {"Authorization": f"Bearer {os.environ['PRODUCT_TOKEN']}"} if "PRODUCT_TOKEN" in os.environ else {}
+"""A stack with AGL_TOKEN wants a token: `agl-otel token --for prompts --for models --for feedback`."""
 SPEAK = 0.9
 """The share of users who say what they think; the others leave."""
 
@@ -48,8 +52,10 @@ class Product:
 
     async def talk(self, name: str, digit: int) -> None:
         """Serve one user: answer, and take the verdict."""
-        served = await self.served(name)
-        reply = await self.answer(name, str(digit), served) if served else None
+        served, reply = None, None
+        with contextlib.suppress(aiohttp.ClientError):  # the stack is restarted
+            served = await self.served(name)
+            reply = await self.answer(name, str(digit), served) if served else None
         arm, prompt = (served["arm"], served["prompts"]["prompt_template"]["template"]) if served else ("", "")
         self.note("seen", talk=name, digit=digit, answer=reply, right=reply == wanted(digit), arm=arm, prompt=prompt)
         if reply is None or random.random() > SPEAK:
@@ -68,7 +74,7 @@ class Product:
         """Return what the model says; None if it does not answer."""
         system = served["prompts"]["prompt_template"]["template"]
         messages = [{"role": "system", "content": system}, {"role": "user", "content": asked}]
-        known = {"gen_ai.conversation.id": name, "agentlightning.llm.arm": served["arm"]}
+        known = {"gen_ai.conversation.id": name, "agentlightning.served.arm": served["arm"]}
         with self.tracer.start_as_current_span("POST /chat", attributes=known):
             headers = {"agl-conversation-id": name}
             inject(headers)
@@ -77,12 +83,14 @@ class Product:
                 return (await answer.json())["choices"][0]["message"]["content"] if answer.ok else None
 
     async def send(self, verdict: dict[str, Any]) -> None:
-        """Send a verdict. Its conversation is known once one of its spans is stored."""
+        """Send a verdict, until it is stored; sent twice, it is the same. Its conversation is known once one of its spans is stored."""
+        known = {"id": str(uuid.uuid4()), **verdict}
         while True:
-            async with self.session.post(f"{WEB}/v1/agl/feedback", json=verdict) as answer:
-                if answer.status != 404:
-                    answer.raise_for_status()
-                    return
+            with contextlib.suppress(aiohttp.ClientConnectionError):
+                async with self.session.post(f"{WEB}/v1/agl/feedback", json=known) as answer:
+                    if answer.status not in (404, 503):
+                        answer.raise_for_status()
+                        return
             await asyncio.sleep(0.5)
 
     def note(self, book: str, **facts: Any) -> None:
@@ -92,7 +100,7 @@ class Product:
 
 
 async def main(rate: float) -> None:
-    async with aiohttp.ClientSession() as session:
+    async with aiohttp.ClientSession(headers=HEADERS) as session:
         await Product(session, HERE).serve(rate)
 
 

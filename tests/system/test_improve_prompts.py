@@ -26,7 +26,8 @@ FAIR = "next back"
 
 
 def test_users_get_a_better_prompt_although_update_and_canary_are_killed(tmp_path: Path) -> None:
-    with prompted(tmp_path, {"agent.unresponsive_seconds": "10", "improve.canary": "[0.2, 0.5]", "improve.canary_rated": "8"}) as found:
+    changes = {"agent.unresponsive_seconds": "10", "improve.canary": "[0.2, 0.5]", "improve.canary_rated": "8"}
+    with prompted(tmp_path, changes, token="secret") as found:
         for stage in ("run", "canary_begun"):
             marks = [found.run / "cycles" / "0001" / name for name in (stage, f"{stage}.json")]
             with found.improve(1, f"{stage}.log") as loop:
@@ -54,14 +55,14 @@ def test_users_get_a_better_prompt_although_update_and_canary_are_killed(tmp_pat
 
 async def _canaries(found: World) -> int:
     """Return how many resources of a canary are published."""
-    async with await Store.connect(found.store) as store:
+    async with await Store.connect(found.store, token=found.token) as store:
         update = await store.resources("production")
         return sum(name.startswith("canary-") for name in (update.resources if update is not None else ()))
 
 
 async def _holds(found: World) -> None:
     """Hold the store against the product's books: the prompts that users got, who answered, and one change of the promoted prompt."""
-    async with await Store.connect(found.store) as store:
+    async with await Store.connect(found.store, token=found.token) as store:
         (cycle,) = cycles_of(await store.reader.steps(found.facts(1, "window")["selection"].partition("@")[0]))
         assert (cycle.verdict, cycle.held_out_after, cycle.drift, cycle.canary_share) == ("promoted", 1.0, None, 0.5)
         assert cycle.attempts == len(found.facts(1, "window")["rollout_ids"]) and cycle.training_run == found.facts(1, "update")["run"]
@@ -72,14 +73,16 @@ async def _holds(found: World) -> None:
             promoted.append(update.resources["prompt_template"].model_dump()["template"])
         assert [prompt for prompt, _ in itertools.groupby(promoted)] == [FIRST, GOOD]
         rows = await store.reader.query(
-            "SELECT ConversationId AS Talk, groupUniqArray(SpanAttributes['agentlightning.llm.arm']) AS Arms FROM otel_traces "
-            "WHERE ConversationId != '' AND SpanAttributes['agentlightning.llm.arm'] != '' GROUP BY Talk"
+            "SELECT ConversationId AS Talk, max(SpanAttributes['agentlightning.served.arm']) AS Served, "
+            "groupUniqArrayIf(SpanAttributes['agentlightning.llm.arm'], SpanAttributes['agentlightning.llm.arm'] != '') AS Arms "
+            "FROM otel_traces WHERE ConversationId != '' GROUP BY Talk"
         )
-        arms = {row["Talk"]: row["Arms"] for row in rows}
-        told = [(row["arm"], arms[row["talk"]]) for row in found.book("seen") if row["talk"] in arms]
-        of_canary = [by for arm, by in told if arm.startswith("canary-")]
-        assert len(of_canary) >= 16 and all(arm in by for arm, by in told)
-        assert sum(len(by) > 1 for by in of_canary) < len(of_canary) / 3, "the proxy draws as the product does, but for moments of change"
+        stored = {row["Talk"]: row for row in rows}
+        seen = [row for row in found.book("seen") if row["answer"] is not None and row["time"] < found.facts(1, "verdict")["ended"]]
+        assert {row["talk"]: row["arm"] for row in seen} == {row["talk"]: stored[row["talk"]]["Served"] for row in seen}
+        told = [(row["arm"], stored[row["talk"]]["Arms"]) for row in seen]
+        of_canary = [by == [arm] for arm, by in told if arm.startswith("canary-")]
+        assert len(of_canary) >= 16 and sum(of_canary) > 2 / 3 * len(of_canary), "the proxy draws as the product does"
 
 
 def test_a_worse_prompt_is_rolled_back_within_a_bounded_number_of_conversations(tmp_path: Path) -> None:
@@ -108,6 +111,17 @@ def test_an_update_that_fails_leaves_users_their_prompt_and_its_attempts_to_the_
         assert (found.facts(1, "verdict")["verdict"], found.facts(1, "gate")["why"]) == ("refused", ["update_failed"]), loop.output
         assert "the grader is away" in found.facts(1, "update")["error"]
         assert {row["prompt"] for row in found.book("seen") if row["answer"] is not None} == {FIRST}
+
+
+@pytest.mark.long
+def test_the_loop_waits_for_a_stack_that_is_restarted(tmp_path: Path) -> None:
+    with prompted(tmp_path, {"improve.canary_rated": "24"}) as found, found.improve(1) as loop:
+        for stage in ("window …", "canary …"):
+            until(lambda stage=stage: stage in loop.output or loop.process.poll() is not None, stage)
+            found.restart_stack()
+        assert loop.wait(300) == 0, loop.output
+        assert "waiting for the stack" in loop.output
+        assert found.facts(1, "verdict")["verdict"] == "promoted", loop.output
 
 
 EDITED = {

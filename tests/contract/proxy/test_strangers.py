@@ -63,11 +63,17 @@ async def test_no_key_but_ours_opens_the_proxy(model: ModelServer, settings: Set
             async with aiohttp.ClientSession() as session, session.get(f"{url}/v1/models", headers=headers) as listed:
                 assert listed.status == 401
         assert not model.requests
-        scoped = scoped_token(TOKEN, ["proxy"], 1 << 33)
-        for key in (TOKEN, shared_key(TOKEN), scoped):
+        scoped, calling = (scoped_token(TOKEN, [scope], 1 << 33) for scope in ("proxy", "models"))
+        for key in (TOKEN, shared_key(TOKEN), scoped, calling):
             assert (await asked(url, {"authorization": f"Bearer {key}"}))[0] == 200
             assert (await asked(url, {"x-api-key": key}))[0] == 200
-    assert len(receiver.spans(conventions.SPAN_LLM)) == 6
+        only_calls = {"authorization": f"Bearer {calling}"}
+        for path in ("/pause", "/resume", "/close", "/rollout/ro-1/attempt/at-1/v1/chat/completions"):
+            assert (await asked(url, only_calls, path=path))[0] == 401, path
+        of_an_attempt = {"baggage": f"{conventions.ROLLOUT_ID}=ro-1,{conventions.ATTEMPT_ID}=at-1"}
+        assert (await asked(url, {**only_calls, **of_an_attempt}))[0] == 401
+        assert await health_of(url, only_calls) == {"status": "ok"}
+    assert len(receiver.spans(conventions.SPAN_LLM)) == 8
     assert all(key not in str(headers) for key in (TOKEN, scoped) for headers in model.headers)
 
 

@@ -56,7 +56,7 @@ async def test_a_products_own_span_says_by_whose_prompts_it_answered(store: Ligh
         begun = await store.start_rollout({"question": 1})
         ids: dict[str, Any] = {"rollout_id": begun.rollout_id, "attempt_id": begun.attempt.attempt_id}
         for number, (arm, span) in enumerate(zip(arms, ("POST /chat", conventions.SPAN_LLM), strict=False), 1):
-            attributes = {conventions.LLM_ARM: arm}
+            attributes = {conventions.LLM_ARM if span == conventions.SPAN_LLM else conventions.SERVED_ARM: arm}
             await store.add_span(
                 Span.from_attributes(attributes=attributes, name=span, sequence_id=number, start_time=since + number, **ids)
             )

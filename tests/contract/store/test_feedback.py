@@ -144,7 +144,7 @@ def test_the_command_gives_feedback_on_a_part_of_an_id_and_from_a_file(
     lines.write_text("\n".join(map(json.dumps, given)) + "\n\n")
     assert command("--from", str(lines))[0] == "3 stored\n"
     lines.write_text(json.dumps(given[0]) + '\n{"value": 1}\n')
-    assert "line 2 is wrong: Value error, name one of" in command("--from", str(lines))[1]
+    assert "line 2 is wrong: name one of" in command("--from", str(lines))[1]
 
     async def stored() -> list[dict[str, Any]]:
         return await (await store.open()).reader.evaluations([begun.rollout_id])

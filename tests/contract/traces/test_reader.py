@@ -549,11 +549,14 @@ async def test_the_arms_of_a_conversation_are_those_of_its_rollout_once_it_has_o
         by("canary", 2, "again", "ro-a"), by("canary", 3, "waits", ""),
         by("promoted", 8, "on", "ro-o", second=9), by("canary", 9, "on", "ro-o"),
         by("promoted", 4, "mixed", "ro-m"), by("canary", 5, "mixed", "ro-m"),
+        row(10, "POST /chat", {conventions.SERVED_ARM: "canary"}, TraceId="product", RolloutId="", Timestamp="1750000010.000000010"),
         by("promoted", 6, "earlier", "ro-e", second=9), row(7, TraceId="elsewhere"),
     )  # fmt: skip
-    params = {"since": 1_750_000_010 * 10**9, "arm": conventions.LLM_ARM}
+    params = {"since": 1_750_000_010 * 10**9, "arm": conventions.LLM_ARM, "served": conventions.SERVED_ARM}
     found = [(each["Conversation"], each["RolloutId"], each["Arms"]) for each in await reader.query(named_query("arms"), params=params)]
     both = ["canary", "promoted"]
+    product, *found = found
+    assert product == ("product", "", ["canary"])
     assert found == [("ro-a", "ro-a", ["canary"]), ("ro-m", "ro-m", both), ("ro-o", "ro-o", both), ("waits", "", ["canary"])]
 
 

@@ -20,6 +20,7 @@ from agl_otel.store import LightningStore
 from agl_otel.text import LEFT_OUT
 from agl_otel.types import LLM, PromptTemplate
 from agl_otel.web.app import TABLE, build_app
+from agl_otel.web.feedback import Limits
 from agl_otel.web.jaeger.service import READER, JaegerServer
 from agl_otel.web.rest import ROUTES
 from agl_otel.web.reviews import REVIEWS
@@ -180,15 +181,12 @@ async def test_a_feedback_token_sends_feedback_and_opens_nothing_else(tmp_path: 
 
             for key, body, status, says in (
                 (of("feedback"), {"value": 1, "rollout_id": "ro-1"}, 404, "ro-1"),
-                (of("feedback"), {"value": 1}, 400, "name one of"),
-                (of("feedback"), {"value": 1}, 400, "name one of"),
-                (of("feedback"), {"value": 1}, 400, "name one of"),
-                (of("feedback"), {"value": 1}, 429, "try again later"),
+                *[(of("feedback"), {"value": 1}, 400, "name one of")] * 8,
                 (keys[1], {"value": "good"}, 400, "value"),
                 (keys[1], {"value": 1, "response_id": "chatcmpl-2"}, 403, "chatcmpl-1"),
                 (keys[1], {"value": 1, "source": "ann"}, 403, "source 'user'"),
                 (keys[1], {"value": 1e8}, 400, "rewards from -1 to 1"),
-                (keys[1], {"value": 1}, 429, "try again later"),
+                (keys[1], {"value": 1}, 429, "(AGL_FEEDBACK_PER_MINUTE): try again in"),
                 (feedback_key(TOKEN, Subject("response", "x"), 1.0), {"value": 1}, 401, "expired at"),
                 (feedback_key("another", Subject("response", "x"), LATER), {"value": 1}, 401, "a bearer token is needed"),
                 (of("view"), {"value": 1}, 401, "not for web"),
@@ -200,6 +198,12 @@ async def test_a_feedback_token_sends_feedback_and_opens_nothing_else(tmp_path: 
                 f"{PREFIX}/feedback", data=io.BytesIO(b"x" * (2 << 20)), headers={"Authorization": f"Bearer {keys[1]}"}
             ) as answer:
                 assert answer.status == 413
+
+
+def test_a_token_that_is_bound_to_nothing_sends_for_many_users() -> None:
+    limits = Limits(6)
+    assert [limits.wait_seconds("a user's") > 0 for _ in range(7)] == [False] * 6 + [True]
+    assert sum(limits.wait_seconds("a program's", users=100) == 0 for _ in range(1000)) >= 600
 
 
 async def test_jaegers_storage_refuses_callers_without_a_token() -> None:

@@ -38,6 +38,7 @@ def test_a_number_is_one_step(given: float | list[float], shares: tuple[float, .
 def test_a_step_that_was_under_way_is_gone_on_with_after_a_kill() -> None:
     first = CanarySteps(SPEC.shares).published("7", 100.0)
     assert killed(first).published("7", 130.0) == killed(first), "by the rewards since it was published first"
+    assert killed(first).published("8", 130.0).began == 130.0, "it was withdrawn, and is published anew"
     between = first.after(passed(first))
     assert (killed(between).share, killed(between).began, killed(between).over) == (0.3, None, False)
     second = killed(between).published("8", 200.0)
