@@ -1,4 +1,4 @@
-"""Convert spans and columns to training samples. Pure.
+"""Convert spans and columns to training samples, and judge policies by them. Pure.
 
 On columns (algorithms): to_trajectories. On lists of spans, with Agent Lightning 0.3's names: TraceToMessages, TracerTraceToTriplet,
 LlmProxyTraceToTriplet. agl_otel/spans/dialects decodes the model calls of each instrumentation.

@@ -57,7 +57,7 @@ class Cycle(Model):
     held_out_gain_high: float | None
     """95 % interval of the gain."""
     drift: float | None
-    """gates.drift; None of prompts."""
+    """gates.divergence; None where it is not known, as of prompts."""
     backtest_gain: float | None
     backtest_verdict: str
     trusted_gain: float | None

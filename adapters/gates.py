@@ -30,6 +30,7 @@ REFUSALS: Final = {
     "held_out_no_gain": "the held-out score did not rise by more than chance",
     "backtest_worse": "on the logged attempts it would have earned less",
     "backtest_not_better": "it is not shown that it would have earned more on the logged attempts",
+    "drift_unknown": "no logged reply says how far it is from the weights that answered, and max_drift asks for that",
     "drift": "its replies are further from those of the weights that answered than max_drift allows",
     "trusted_falls": "alarm: by the trusted rewards of the logged attempts it would have earned less",
     "trusted_stays": "alarm: it would have earned more of the rewards that are trained on, and no more of the trusted ones",
@@ -58,13 +59,13 @@ def paired_gain(before: Sequence[float], after: Sequence[float], *, level: float
     )
 
 
-def drift(new: NDArray[np.floating[Any]], old: NDArray[np.floating[Any]]) -> float:
+def divergence(new: NDArray[np.floating[Any]], old: NDArray[np.floating[Any]]) -> float:
     """Return the mean KL divergence for each token, KL(old ‖ new) in nats, from the log-probs of tokens that the old policy sampled.
 
     The estimator r - 1 - log r is unbiased and never negative (J. Schulman, "Approximating KL divergence", 2020).
     """
     logs = new.astype(np.float64) - old.astype(np.float64)
-    return float(np.mean(np.expm1(logs) - logs)) if len(logs) else 0.0
+    return float(np.mean(np.expm1(logs) - logs))
 
 
 class Rated(NamedTuple):
@@ -103,19 +104,20 @@ def _squared_error(values: Array) -> float:
     return float(values.var(ddof=1)) / len(values)
 
 
-@dataclass(frozen=True)
+@dataclass(frozen=True, kw_only=True)
 class Rules:
     """What a gate asks for."""
 
     held_out: Asked = "not_worse"
     backtest: Asked = "not_worse"
     max_drift: float | None = None
+    """The greatest drift; None: it is not asked, as of prompts."""
     max_trusted_drop: float | None = None
     """By how much trusted rewards may fall; None: nothing is trusted."""
 
 
 def refusals(
-    rules: Rules, *, held_out: Interval, backtest: Estimate | None, trusted: Estimate | None, lags: bool, kl: float | None
+    rules: Rules, *, held_out: Interval, backtest: Estimate | None, trusted: Estimate | None, lags: bool, drift: float | None
 ) -> tuple[str, ...]:
     """Return the reasons against weights or prompts, in the order of REFUSALS.
 
@@ -125,7 +127,7 @@ def refusals(
         backtest: by the rewards that are trained on; None where too few attempts count.
         trusted: by the trusted rewards, at a level of 80 %; None where too few attempts count.
         lags: trusted_lags.
-        kl: drift; None: it is not known, as of prompts.
+        drift: divergence; None: it is not known.
     """
     better = backtest is not None and backtest.verdict == "better"
     falls = trusted is not None and trusted.gain.high < 0
@@ -137,7 +139,8 @@ def refusals(
         "held_out_no_gain": rules.held_out == "better" and held_out.high >= 0 and held_out.low <= 0,
         "backtest_worse": rules.backtest != "off" and backtest is not None and backtest.verdict == "worse",
         "backtest_not_better": rules.backtest == "better" and not better and not (backtest is not None and backtest.verdict == "worse"),
-        "drift": rules.max_drift is not None and kl is not None and not kl <= rules.max_drift,  # also where it is not a number
+        "drift_unknown": rules.max_drift is not None and drift is None,
+        "drift": rules.max_drift is not None and drift is not None and not drift <= rules.max_drift,  # also where it is not a number
         "trusted_falls": falls,
         "trusted_stays": stays,
         "trusted_unsure": unsure and not falls and not stays,

@@ -34,7 +34,7 @@ from agl_otel.algorithms.offline import Offline
 from agl_otel.algorithms.run_folder import Fingerprint, RunFolder, digest_of, lock_run, run_id_of
 from agl_otel.errors import AgentError, DataError, ModelServerError, SettingsError, TrainingError
 from agl_otel.jobs.improve_canary import CanarySteps, judged
-from agl_otel.jobs.improve_cycle import FOUND, Cycle
+from agl_otel.jobs.improve_cycle import FOUND, CycleFolder
 from agl_otel.jobs.improve_evidence import Evidence, arms_since
 from agl_otel.jobs.improve_options import SEARCHES
 from agl_otel.jobs.job import Job
@@ -118,11 +118,16 @@ class Improvement(JobRun):
         """Return which of the attempts that users rated are not learnt from; `trusted`: those with a trusted reward."""
         return []
 
-    async def _learnt(self, cycle: Cycle) -> dict[str, Any]:
+    async def _learnt(self, cycle: CycleFolder) -> dict[str, Any]:
         """Learn from a window, from what is promoted, and score both on the held-out tasks; `weights` is a digest, empty without change."""
         raise NotImplementedError
 
-    async def _evidence(self, cycle: Cycle) -> Evidence:
+    def _rules(self) -> Rules:
+        """Return what the gate asks for."""
+        drop = self.spec.max_drop if self.spec.trusted_sources else None
+        return Rules(held_out=self.spec.held_out, backtest=self.spec.backtest, max_trusted_drop=drop)
+
+    async def _evidence(self, cycle: CycleFolder) -> Evidence:
         """Return what the attempts of a cycle say of what it made."""
         raise NotImplementedError
 
@@ -136,10 +141,10 @@ class Improvement(JobRun):
         self.run = RunFolder(self.folder, algorithm=made.algorithm, options=made.options, seed=made.seed, lock=lock)
         self.production = self._production(resources_id=self.settings.upstream_resources, owner=self.run_id)
         self._exit.push_async_callback(self.production.close)
-        last, begun = Cycle(self.folder, len(self.ended)), Cycle(self.folder, len(self.ended) + 1)
+        last, begun = CycleFolder(self.folder, len(self.ended)), CycleFolder(self.folder, len(self.ended) + 1)
         promoted = [each.number for each in self.ended if each.verdict == "promoted"]
         if promoted:
-            await asyncio.to_thread(Cycle(self.folder, promoted[-1]).check_promotion)
+            await asyncio.to_thread(CycleFolder(self.folder, promoted[-1]).check_promotion)
         await self.production.own(force=self.force)
         await self.production.begin(self.promoted, len(promoted))
         if begun.read("gate") is None:
@@ -154,7 +159,7 @@ class Improvement(JobRun):
     def ended(self) -> list[Ended]:
         """The cycles with a verdict, in order."""
         found: list[Ended] = []
-        while (facts := Cycle(self.folder, len(found) + 1).read("verdict")) is not None:
+        while (facts := CycleFolder(self.folder, len(found) + 1).read("verdict")) is not None:
             found.append(Ended(len(found) + 1, facts["verdict"], facts["why"], facts["ended"]))
         return found
 
@@ -162,9 +167,9 @@ class Improvement(JobRun):
     def promoted(self) -> Path:
         """The folder of the promoted weights, or the file of the promoted prompts."""
         last = next((each for each in reversed(self.ended) if each.verdict == "promoted"), None)
-        return self._first if last is None else Cycle(self.folder, last.number).made
+        return self._first if last is None else CycleFolder(self.folder, last.number).made
 
-    def canary_of(self, cycle: Cycle) -> str:
+    def canary_of(self, cycle: CycleFolder) -> str:
         """Return the resource name of a cycle's canary: no other run's has the same."""
         return f"canary-{self.run_id.rpartition('-')[2]}-{cycle.number:04d}"
 
@@ -173,10 +178,10 @@ class Improvement(JobRun):
     async def improve(self, cycles: int | None = None) -> list[Ended]:
         """Run until so many cycles have a verdict (None: for ever); return all. Raises what a training run raises."""
         while cycles is None or len(self.ended) < cycles:
-            await unless_failed(self.failed, self.cycle(Cycle(self.folder, len(self.ended) + 1)))
+            await unless_failed(self.failed, self.cycle(CycleFolder(self.folder, len(self.ended) + 1)))
         return self.ended
 
-    async def cycle(self, cycle: Cycle) -> Ended:
+    async def cycle(self, cycle: CycleFolder) -> Ended:
         """Run one cycle, or what is left of it."""
         window = await self._stage(cycle, "window", self._window)
         await self._stage(cycle, "update", self._update)
@@ -196,7 +201,7 @@ class Improvement(JobRun):
         await self._finish(cycle)
         return self.ended[-1]
 
-    async def _stage(self, cycle: Cycle, name: str, work: Callable[[Cycle], Any]) -> dict[str, Any]:
+    async def _stage(self, cycle: CycleFolder, name: str, work: Callable[[CycleFolder], Any]) -> dict[str, Any]:
         if (found := cycle.read(name)) is None:
             began = time.time()
             self._say(f"cycle {cycle.number}: {name} …")
@@ -205,10 +210,10 @@ class Improvement(JobRun):
             found = cycle.of(name)
         return found
 
-    async def _window(self, cycle: Cycle) -> dict[str, Any]:
+    async def _window(self, cycle: CycleFolder) -> dict[str, Any]:
         """Wait for enough rated attempts, and store them as a selection, with those of cycles whose update failed."""
         taken, failed = set[str](), set[str]()
-        for before in (Cycle(self.folder, number) for number in range(1, cycle.number)):
+        for before in (CycleFolder(self.folder, number) for number in range(1, cycle.number)):
             (failed if before.of("update").get("error") else taken).update(before.of("window")["rollout_ids"])
         promotions = [each.ended for each in self.ended if each.verdict == "promoted"]
         changed = promotions[-self.spec.max_promotions - 1] if len(promotions) > self.spec.max_promotions else 0.0
@@ -258,7 +263,7 @@ class Improvement(JobRun):
         """Await `read()`; try again for AWAY_SECONDS where the stack is away, as while it is restarted."""
         return await retry(read, seconds=AWAY_SECONDS, first_failure=lambda error: self._say(f"waiting for the stack: {error}"))
 
-    async def _update(self, cycle: Cycle) -> dict[str, Any]:
+    async def _update(self, cycle: CycleFolder) -> dict[str, Any]:
         """Learn from the window; an error of agents, graders or models ends the cycle, and not the command."""
         window = cycle.of("window")
         if (await self._plain.selection(window["selection"])).digest != window["digest"]:
@@ -274,7 +279,7 @@ class Improvement(JobRun):
             self._say(f"cycle {cycle.number}: the update failed: {error}")
             return {"run": run_id_of(cycle.run, self._trains), "weights": "", "error": str(error)}
 
-    async def _gate(self, cycle: Cycle) -> dict[str, Any]:
+    async def _gate(self, cycle: CycleFolder) -> dict[str, Any]:
         """Ask what speaks against what the cycle made."""
         update = cycle.of("update")
         if not update["weights"]:
@@ -282,27 +287,26 @@ class Improvement(JobRun):
         found = await self._evidence(cycle)
         before, after = ([value or 0.0 for value in update[name]] for name in ("before", "after"))
         gain = paired_gain(before, after)
-        drop = self.spec.max_drop if self.spec.trusted_sources else None
-        rules = Rules(self.spec.held_out, self.spec.backtest, self.spec.max_drift, drop)
         lags = trusted_lags(self._first_rated() or found.rated, found.rated)
-        why = refusals(rules, held_out=gain, backtest=found.backtest, trusted=found.trusted, lags=lags, kl=found.drift)
+        why = refusals(self._rules(), held_out=gain, backtest=found.backtest, trusted=found.trusted, lags=lags, drift=found.drift)
         scores = float(np.mean(before)), float(np.mean(after))
         self._say(
             f"cycle {cycle.number}: held-out {scores[0]:.3f} -> {scores[1]:.3f}"
             + (f", drift {found.drift:.3f}, back-test {_told(found.backtest)}" if found.drift is not None else "")
             + (f", by trusted rewards {_told(found.trusted)}" if self.spec.trusted_sources else "")
         )
-        return {"why": list(why), "held_out": [*scores, gain.low, gain.high], **found.as_json()}
+        held_out = {"before": scores[0], "after": scores[1], "gain_low": gain.low, "gain_high": gain.high}
+        return {"why": list(why), "held_out": held_out, **found.as_json()}
 
     def _first_rated(self) -> Rated | None:
         """Return the attempts of the first cycle that had enough with both rewards."""
         for number in range(1, len(self.ended) + 1):
-            gate = Cycle(self.folder, number).of("gate")
+            gate = CycleFolder(self.folder, number).of("gate")
             if len((rated := gate.get("rated") or [[]])[0]) >= LEAST_RATED:
                 return Rated(*(np.array(values, np.float64) for values in rated))
         return None
 
-    async def _canary(self, cycle: Cycle) -> dict[str, Any]:
+    async def _canary(self, cycle: CycleFolder) -> dict[str, Any]:
         """Let a share of the conversations be answered by what the cycle made until their users have judged it, then the next share."""
         found = cycle.read("canary_begun")
         steps = CanarySteps(self.spec.shares) if found is None else CanarySteps.of(found)
@@ -323,7 +327,7 @@ class Improvement(JobRun):
             cycle.write("canary_begun", steps.as_json())
         return {"why": "", "steps": steps.passed, "began": steps.since}
 
-    async def _canary_step(self, cycle: Cycle, steps: CanarySteps) -> dict[str, Any]:
+    async def _canary_step(self, cycle: CycleFolder, steps: CanarySteps) -> dict[str, Any]:
         """Wait until the users of the share that is published have judged."""
         began = steps.began
         assert began is not None, "it was published"
@@ -335,20 +339,20 @@ class Improvement(JobRun):
                 return {**step, "ended": time.time()}
             await asyncio.sleep(POLL_SECONDS)
 
-    async def _finish(self, cycle: Cycle) -> None:
+    async def _finish(self, cycle: CycleFolder) -> None:
         """Record a cycle that has its verdict, once, and remove what nothing needs any more."""
         await self._record(cycle)
         cycle.write("recorded", {"version": self.production.version})
         kept = [each.number for each in self.ended if each.verdict == "promoted"][-KEPT_MODELS:]
         for number in range(1, cycle.number + 1):
-            old = Cycle(self.folder, number)
+            old = CycleFolder(self.folder, number)
             large = [old.run / name for name in LARGE] + ([] if number in kept else [old.model])
             for folder in large:
                 await asyncio.to_thread(shutil.rmtree, folder, ignore_errors=True)
         ended = self.ended[-1]
         self._say(f"cycle {cycle.number}: {ended.verdict}" + "".join(f"; {name}: {REFUSALS[name]}" for name in ended.why))
 
-    async def _record(self, cycle: Cycle) -> None:
+    async def _record(self, cycle: CycleFolder) -> None:
         """Record the cycle as a step of the run, linked to its attempts, and each stage as a span of its own."""
         stages = {stage: cycle.read(stage) for stage in FOUND}
         verdict, window, update = (cycle.of(stage) for stage in ("verdict", "window", "update"))

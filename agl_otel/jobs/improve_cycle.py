@@ -20,11 +20,10 @@ PROMPTS: Final = "prompts.json"
 STAGES: Final = ("window", "update", "gate", "canary", "verdict")
 FOUND: Final = STAGES[:-1]
 """Those on which a verdict rests."""
-_HELD_OUT: Final = ("before", "after", "gain_low", "gain_high")
 _OF_CANARY: Final = ("share", "begun", "rated", "mean", "promoted_mean", "promoted_rated", "mixed", "version")
 
 
-class Cycle:
+class CycleFolder:
     """One cycle."""
 
     def __init__(self, folder: Path, number: int) -> None:
@@ -96,7 +95,7 @@ class Cycle:
         found |= {name: count for name, count in window["too_old"].items() if count}
         found |= {"error": update["error"]} if update.get("error") else {}
         if "held_out" in gate:
-            found |= {f"held_out_{name}": value for name, value in zip(_HELD_OUT, gate["held_out"], strict=True)}
+            found |= {f"held_out_{name}": value for name, value in gate["held_out"].items()}
             found |= {"drift": gate["drift"]} if gate["drift"] is not None else {}
             for name in ("backtest", "trusted"):
                 if (estimate := gate[name]) is not None:

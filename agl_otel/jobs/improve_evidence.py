@@ -13,7 +13,7 @@ from typing import TYPE_CHECKING, Any, Final
 import numpy as np
 from numpy.typing import NDArray
 
-from agl_otel.adapters.gates import LEAST_RATED, Rated, drift
+from agl_otel.adapters.gates import LEAST_RATED, Rated, divergence
 from agl_otel.adapters.logged import logged_of, weighable
 from agl_otel.adapters.offpolicy import Estimate, Logged, estimate, joined
 from agl_otel.adapters.sampling import token_temperatures
@@ -42,7 +42,7 @@ class Evidence:
     trusted: Estimate | None = None
     """By the trusted ones, likewise; None where fewer than gates.LEAST_RATED count."""
     drift: float | None = None
-    """gates.drift; None: there are no log-probs of what was made."""
+    """gates.divergence; None: there are no log-probs of what was made."""
     rated: Rated = field(default_factory=lambda: Rated(np.empty(0), np.empty(0)))
     """The attempts with both rewards."""
     left_out: dict[str, int] = field(default_factory=dict[str, int])
@@ -164,9 +164,10 @@ class _Weighed:
         return estimate(logged, level=level) if len(logged.task) >= least else None
 
     @property
-    def drift(self) -> float:
-        """gates.drift of all attempts."""
-        return drift(*map(np.concatenate, zip(*self._changes, strict=True))) if self._changes else 0.0
+    def drift(self) -> float | None:
+        """gates.divergence of all attempts; None where none of their replies counts."""
+        new, old = ([each[place] for each in self._changes] for place in (0, 1))
+        return divergence(np.concatenate(new), np.concatenate(old)) if sum(map(len, new)) else None
 
 
 def bounds_of(rewards: Sequence[float]) -> tuple[float, float]:

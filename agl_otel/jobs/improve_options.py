@@ -16,6 +16,7 @@ if TYPE_CHECKING:
     from agl_otel.jobs.job import Job
 
 Age = Annotated[float, Field(ge=1, le=12 * MONTH_SECONDS, description="it is a time in seconds")]
+Drift = Annotated[float, Field(gt=0, le=100, description='it is a divergence in nats for each token, unless "off"')]
 Share = Annotated[float, Field(gt=0, le=0.9, description="it is a share of the conversations")]
 SEARCHES: Final = frozenset({"apo", "gepa", "random_search"})
 """The algorithms by which prompts are improved; the others improve weights."""
@@ -48,8 +49,8 @@ class ImproveSpec(BaseModel):
     """What the score of [data] val must be: not lower by more than chance (95 %), or higher by more than chance."""
     backtest: Literal["off", "not_worse", "better"] = "not_worse"
     """Likewise what the cycle's attempts say of it (backtesting.md)."""
-    max_drift: Annotated[float | None, Field(gt=0, le=100, description="it is a divergence in nats for each token")] = 1.0
-    """The greatest mean divergence of a reply's tokens from the promoted weights."""
+    max_drift: Drift | Literal["off"] = 1.0
+    """The greatest mean divergence of a reply's tokens from the weights that answered the cycle's attempts; "off": it is not asked."""
     reward_sources: list[str] | None = None
     """With a search for prompts: sources of the rewards and corrections that count; None: all. `grpo` and `sft` name theirs in
     [algorithm]."""
@@ -113,6 +114,6 @@ def _of_prompts(job: Job, spec: ImproveSpec) -> list[str]:
             "[improve] trusted_sources: they watch logged attempts, which say nothing of other prompts; leave them out, and let [data] val "
             "ask for what they would"
         )
-    if spec.max_drift is not None and "max_drift" in spec.model_fields_set:
+    if "max_drift" in spec.model_fields_set:
         found.append("[improve] max_drift: it is a distance of weights, and prompts have none; leave it out")
     return found

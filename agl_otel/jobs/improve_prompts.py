@@ -14,7 +14,7 @@ from agl_otel.algorithms.prompts.candidates import prompts_in
 from agl_otel.algorithms.run_folder import file_digest, read_checked, with_checksum, write_json
 from agl_otel.errors import AglError, DataError, ModelServerError
 from agl_otel.jobs.improve import Improvement
-from agl_otel.jobs.improve_cycle import PROMPTS, Cycle
+from agl_otel.jobs.improve_cycle import PROMPTS, CycleFolder
 from agl_otel.jobs.improve_evidence import PAGE, Evidence, bounds_of, rewards_of
 from agl_otel.jobs.production import PROMOTED, Production
 from agl_otel.jobs.prompts import PromptSearchRun
@@ -83,7 +83,7 @@ class Improved(Improvement):
         (llm,) = (each for each in self.job.resources.values() if isinstance(each, LLM))
         return PublishedPrompts(llm, self._plain, resources_id=resources_id, owner=owner)
 
-    async def _learnt(self, cycle: Cycle) -> dict[str, Any]:
+    async def _learnt(self, cycle: CycleFolder) -> dict[str, Any]:
         tasks = await self._tasks(cycle)
         if not (tasks["train"] or tasks["val"]):  # users are content, or silent: there is nothing to learn
             return {"run": "", "weights": "", "refused": tasks["left_out"]}
@@ -118,7 +118,7 @@ class Improved(Improvement):
             await self._plain.publish(resources, resources_id=run.resources_id, aside=True)
         return (await run.evaluate(self.job.tasks("val"), run_id=run.run_id, name=name)).rewards
 
-    async def _tasks(self, cycle: Cycle) -> dict[str, Any]:
+    async def _tasks(self, cycle: CycleFolder) -> dict[str, Any]:
         """Return the tasks of a cycle, which stay what they are when the search goes on after a kill, whatever feedback comes late."""
         if (known := cycle.read("tasks")) is not None:
             return known
@@ -148,7 +148,7 @@ class Improved(Improvement):
         cycle.write("tasks", {"train": train, "val": val, "left_out": dict(left_out)})
         return cycle.of("tasks")
 
-    async def _evidence(self, cycle: Cycle) -> Evidence:
+    async def _evidence(self, cycle: CycleFolder) -> Evidence:
         rewards = await rewards_of(self._plain, cycle.of("window")["rollout_ids"], self._sources)
         return Evidence(bounds_of(list(rewards.values())))
 

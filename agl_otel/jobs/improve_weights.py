@@ -6,15 +6,17 @@ import asyncio
 import shutil
 from collections import Counter
 from collections.abc import Collection, Sequence
+from dataclasses import replace
 from importlib import import_module
 from pathlib import Path
 from typing import Any, ClassVar, Final
 
+from agl_otel.adapters.gates import Rules
 from agl_otel.algorithms.model_export import export_model
 from agl_otel.algorithms.run_folder import model_fingerprint
 from agl_otel.jobs.grpo import GRPORun
 from agl_otel.jobs.improve import Improvement
-from agl_otel.jobs.improve_cycle import Cycle
+from agl_otel.jobs.improve_cycle import CycleFolder
 from agl_otel.jobs.improve_evidence import Evidence, evidence, held_back, is_backtested
 from agl_otel.jobs.job import Job
 from agl_otel.jobs.production_weights import ServedWeights
@@ -48,7 +50,7 @@ class Improved(Improvement):
     def _held_back(self, rollout_ids: Sequence[str], trusted: Collection[str]) -> list[str]:
         return held_back(rollout_ids, trusted)
 
-    async def _learnt(self, cycle: Cycle) -> dict[str, Any]:
+    async def _learnt(self, cycle: CycleFolder) -> dict[str, Any]:
         algorithm = {name: value for name, value in self.job.algorithm.items() if name != "offline_mode"}
         policy = self.job.policy.model_copy(update={"model": str(self.promoted)})
         selection = cycle.of("window")["selection"]
@@ -79,7 +81,11 @@ class Improved(Improvement):
             "after": None if after is None else after.rewards,
         }
 
-    async def _evidence(self, cycle: Cycle) -> Evidence:
+    def _rules(self) -> Rules:
+        limit = self.spec.max_drift
+        return replace(super()._rules(), max_drift=None if limit == "off" else limit)
+
+    async def _evidence(self, cycle: CycleFolder) -> Evidence:
         window = cycle.of("window")
         return await evidence(
             self._plain,

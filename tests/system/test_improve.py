@@ -60,7 +60,7 @@ def test_users_get_better_answers_although_stages_are_killed(tmp_path: Path, sta
         asyncio.run(_holds(found))
         first, last = (found.facts(cycle, "verdict")["ended"] for cycle in (1, 2))
         shares = right_share(found.book("seen"), until=first - 60), right_share(found.book("seen"), since=last)
-    assert shares[0] < 0.4 and found.facts(2, "gate")["held_out"][1] > 0.55, (shares, loop.output)
+    assert shares[0] < 0.4 and found.facts(2, "gate")["held_out"]["after"] > 0.55, (shares, loop.output)
 
 
 def _passed(found: World) -> list[dict[str, Any]]:
@@ -97,17 +97,17 @@ async def _holds(found: World) -> None:
 def test_users_who_do_not_look_teach_nothing(tmp_path: Path) -> None:
     with world(tmp_path, BETTER, "--at-random") as found, found.improve(2) as loop:
         assert loop.wait(600) == 0, loop.output
-        scores = [found.facts(cycle, "gate").get("held_out", [0.0, 0.0])[:2] for cycle in (1, 2)]
-    assert max(after for _, after in scores) < 0.5, loop.output
+        gates = [found.facts(cycle, "gate") for cycle in (1, 2)]
+    assert all(gate["held_out"]["after"] < 0.5 for gate in gates if "held_out" in gate), loop.output
 
 
 def test_bad_weights_are_rolled_back_within_a_bounded_number_of_requests(tmp_path: Path) -> None:
-    blind = {"improve.held_out": '"off"', "improve.backtest": '"off"', "improve.max_drift": "100.0"}
+    blind = {"improve.held_out": '"off"', "improve.backtest": '"off"', "improve.max_drift": '"off"'}
     bad = {**blind, "algorithm.learning_rate": "0.1", "improve.attempts": "64", "improve.canary_most": "100", "improve.canary_rated": "64"}
     with world(tmp_path, bad) as found, found.improve(2) as loop:
         until(lambda: bool(found.facts(1, "verdict")) or loop.process.poll() is not None, "a verdict")
         gate, canary, verdict = (found.facts(1, stage) for stage in ("gate", "canary", "verdict"))
-        assert gate["why"] == [] and gate["held_out"][1] < 0.1, "no gate stands before the canary, and its weights are bad"
+        assert gate["why"] == [] and gate["held_out"]["after"] < 0.1, "no gate stands before the canary, and its weights are bad"
         assert verdict["verdict"] == "rolled_back", loop.output
         until(lambda: len(_after(found, verdict["ended"] + 2)) > 100, "users ask on")
         assert all(row["answer"] is not None for row in _after(found, verdict["ended"] + 2))
@@ -139,7 +139,7 @@ def _after(found: World, time: float) -> list[dict[str, Any]]:
 
 WATCHED = {
     "improve.attempts": "256", "improve.trusted_sources": '["reviewers"]', "improve.trusted_rated": "64", "improve.held_out": '"off"',
-    "improve.backtest": '"off"', "improve.max_drift": "100.0", "algorithm.updates_per_step": "1",
+    "improve.backtest": '"off"', "improve.max_drift": '"off"', "algorithm.updates_per_step": "1",
 }  # fmt: skip
 """Nothing but trusted rewards stands before a canary; a step is small enough for them to say something of it."""
 

@@ -11,6 +11,7 @@ from pathlib import Path
 import click
 import pytest
 
+from agl_otel.adapters.gates import REFUSALS
 from agl_otel.cli import cli
 from agl_otel.jobs.job import OPTIONS_OF, options_model, page_of
 
@@ -49,6 +50,11 @@ def test_the_page_that_errors_name_has_every_key_of_the_algorithm(algorithm: str
     assert [
         name for name in options_model(algorithm).model_fields if not re.search(rf"`(\[algorithm\.)?{name}\]?`", page) and name != "name"
     ] == []
+
+
+def test_each_reason_against_weights_has_a_row() -> None:
+    rows = re.findall(r"^\| `(\w+)` \|", (ROOT / "docs" / "improving.md").read_text(), re.MULTILINE)
+    assert [name for name in rows if name in REFUSALS] == [*REFUSALS], "in the order of REFUSALS"
 
 
 def test_the_loop_in_the_readme_is_the_step_of_grpo() -> None:

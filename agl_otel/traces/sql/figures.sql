@@ -9,15 +9,15 @@ SELECT RolloutId, AttemptId, SpanId, ParentSpanId, SequenceId, if(IsRecord, sipH
   if(IsSeal, toUInt64OrZero(Facts[{seal_dropped:String}]), 0) AS Dropped,
   IsSeal AND Facts[{seal_closing:String}] = 'true' AS IsClosing, Facts[{caller:String}] AS Caller,
   SpanName = {attempt:String} AND Facts[{hooked:String}] = 'true' AS Hooked,
-  mapContains(Facts, {call:String}) OR (SpanName = {llm:String} AND ResponseTokens > 0) AS IsCall,
+  mapContains(Facts, {call:String}) OR (SpanName = {llm:String} AND Replied > 0) AS IsCall,
   toInt64OrZero(Facts[{call:String}]) AS Call,
   IsCall AND toInt64OrZero(Facts[{choice:String}]) > 0 AS IsFurtherChoice, IsCall AND NOT IsFurtherChoice AS IsFirstChoice,
   ConversationId, Rewards, (IsCounted OR IsRecord) AND notEmpty(Rewards) AS IsReward,
   StatusCode = 'Error' AS IsError, if(IsFurtherChoice, 0, greatest(PromptTokens, if(IsCall, toUInt64OrZero(Facts[{input_tokens:String}]), 0))) AS ReadTokens,
-  ResponseTokens
+  if(Replied = 0 AND IsFirstChoice, toUInt64OrZero(Facts[{output_tokens:String}]), Replied) AS ResponseTokens
 FROM (
   SELECT RolloutId, AttemptId, TraceId, SpanId, ParentSpanId, SpanName, SequenceId, Timestamp, ConversationId, Facts, Rewards, '' AS Evaluated, false AS IsRecord, StatusCode,
-    length(PromptTokenIds) AS PromptTokens, length(ResponseTokenIds) AS ResponseTokens
+    length(PromptTokenIds) AS PromptTokens, length(ResponseTokenIds) AS Replied
   FROM otel.otel_traces
   PREWHERE RolloutId IN {rollouts:Array(String)}
   ORDER BY RolloutId, AttemptId, TraceId, SpanId, SequenceId

@@ -211,6 +211,17 @@ async def test_conversation_ids_are_read_with_figures_and_spans(engine: TraceSto
     assert [span.conversation_id for span in outline] == ["a", "b", ""]
 
 
+async def test_tokens_of_a_call_without_ids_are_those_that_its_server_counted(engine: TraceStore, reader: TraceReader) -> None:
+    counted = {"gen_ai.usage.input_tokens": "7", "gen_ai.usage.output_tokens": "5"}
+    ids: dict[str, Any] = {"PromptTokenIds": [1, 2], "ResponseTokenIds": [3, 4, 5], "ResponseLogprobs": [-0.5] * 3}
+    further = {**counted, conventions.LLM_CHOICE: "1"}
+    insert(engine, call(1, 1, attributes=counted), call(2, 1, attributes=further), call(3, 2, attributes=counted, **ids))
+    [figures] = await reader.figures([attempt()])
+    [whole] = (await reader.run_figures(["ro-1"])).to_pylist()
+    assert (figures.calls, figures.prompt_tokens, figures.response_tokens) == (2, 14, 8)
+    assert (whole["PromptTokens"], whole["ResponseTokens"]) == (14, 8)
+
+
 async def test_a_call_is_named_after_the_nearest_agent_above_it(engine: TraceStore, reader: TraceReader) -> None:
     insert(
         engine,

@@ -7,7 +7,17 @@ import math
 import numpy as np
 import pytest
 
-from agl_otel.adapters.gates import UNSOUND, Rated, Rules, canary_verdict, difference_bounds, drift, paired_gain, refusals, trusted_lags
+from agl_otel.adapters.gates import (
+    UNSOUND,
+    Rated,
+    Rules,
+    canary_verdict,
+    difference_bounds,
+    divergence,
+    paired_gain,
+    refusals,
+    trusted_lags,
+)
 from agl_otel.adapters.offpolicy import Estimate, Interval
 
 
@@ -31,9 +41,8 @@ def test_drift_is_the_divergence_by_enumeration() -> None:
     old, new = (np.log(rng.dirichlet(np.ones(7))) for _ in range(2))
     exact = float((np.exp(old) * (old - new)).sum())
     sampled = rng.choice(7, 200_000, p=np.exp(old))
-    assert drift(new[sampled], old[sampled]) == pytest.approx(exact, rel=0.02)
-    assert drift(old[sampled], old[sampled]) == 0.0
-    assert drift(np.zeros(0), np.zeros(0)) == 0.0
+    assert divergence(new[sampled], old[sampled]) == pytest.approx(exact, rel=0.02)
+    assert divergence(old[sampled], old[sampled]) == 0.0
 
 
 def test_looking_after_every_reward_rolls_back_few_equal_canaries() -> None:
@@ -124,9 +133,10 @@ BETTER, WORSE, UNKNOWN = _estimate(0.1, 0.2), _estimate(-0.2, -0.1), _estimate(-
         (Rules(backtest="better"), {"backtest": UNKNOWN}, ("backtest_not_better",)),
         (Rules(backtest="better"), {"backtest": None}, ("backtest_not_better",)),
         (Rules(backtest="better"), {"backtest": BETTER}, ()),
-        (Rules(max_drift=0.1), {"kl": 0.2}, ("drift",)),
-        (Rules(max_drift=0.1), {"kl": float("nan")}, ("drift",)),
-        (Rules(max_drift=0.1), {"kl": None}, ()),
+        (Rules(max_drift=0.1), {"drift": 0.2}, ("drift",)),
+        (Rules(max_drift=0.1), {"drift": float("nan")}, ("drift",)),
+        (Rules(max_drift=0.1), {"drift": None}, ("drift_unknown",)),
+        (Rules(), {"drift": None}, ()),
         (Rules(), {"trusted": WORSE}, ("trusted_falls",)),
         (Rules(), {"trusted": WORSE, "backtest": BETTER}, ("trusted_falls",)),
         (Rules(), {"trusted": _estimate(-0.2, 0.1), "backtest": BETTER}, ("trusted_stays",)),
@@ -144,5 +154,5 @@ BETTER, WORSE, UNKNOWN = _estimate(0.1, 0.2), _estimate(-0.2, -0.1), _estimate(-
     ],
 )
 def test_what_a_gate_refuses(rules: Rules, given: dict[str, object], expected: tuple[str, ...]) -> None:
-    facts: dict[str, object] = {"held_out": FLAT, "backtest": None, "trusted": None, "lags": False, "kl": 0.01, **given}
+    facts: dict[str, object] = {"held_out": FLAT, "backtest": None, "trusted": None, "lags": False, "drift": 0.01, **given}
     assert refusals(rules, **facts) == expected  # pyright: ignore[reportArgumentType]  # the facts of the table

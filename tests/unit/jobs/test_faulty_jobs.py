@@ -99,6 +99,8 @@ FAULTS: list[tuple[str, str, str, str]] = [
     ("grpo", "improve", "canary = 0.95", r"canary = 0\.95: it must be greater than 0 and at most 0\.9, .*leave it out for 0\.1"),
     ("grpo", "improve", "canary = [0.05, 2]", r"canary = 2: it must be greater than 0 and at most 0\.9, because"),
     ("grpo", "improve", 'canary = "all"', r'canary = "all": it must be a number'),
+    ("grpo", "improve", "max_drift = 0", r"max_drift = 0: it must be greater than 0 and at most 100, because .* leave it out for 1\.0"),
+    ("grpo", "improve", 'max_drift = "none"', r'max_drift = "none": it must be .*"off"'),
     ("grpo", "improve", "canary = []", r"canary = \[\]: each share must be greater than the one before.*name at least one"),
     ("grpo", "improve", "canary = [0.3, 0.3]", r"canary = \[0\.3, 0\.3\]: each share must be greater than the one before"),
     (
@@ -586,7 +588,7 @@ async def test_a_missing_file_of_a_command_hides_no_other_fault_of_it(tmp_path: 
     assert len(found) == 2 and "questoin" in found[0] and "away.py" in found[1]
 
 
-@pytest.mark.parametrize(("algorithm", "table", "fault", "says"), FAULTS, ids=[f"{row[0]}-{row[2]}" for row in FAULTS])
+@pytest.mark.parametrize(("algorithm", "table", "fault", "says"), FAULTS, ids=[f"{row[0]}-{row[1]}-{row[2]}" for row in FAULTS])
 async def test_a_job_with_one_fault_is_refused_by_key_bound_and_remedy(
     tmp_path: Path, algorithm: str, table: str, fault: str, says: str
 ) -> None:

@@ -13,14 +13,14 @@ pytest.importorskip("torch", reason="needs the [train] extra")
 
 from agl_otel.algorithms.run_folder import file_digest, model_fingerprint, with_checksum
 from agl_otel.errors import DataError
-from agl_otel.jobs.improve_cycle import Cycle
+from agl_otel.jobs.improve_cycle import CycleFolder
 from agl_otel.jobs.improve_prompts import read_prompts, write_prompts
 from agl_otel.types import PromptTemplate
 
 
 @pytest.fixture
-def cycle(tmp_path: Path, tiny_policy: Path) -> Cycle:
-    made = Cycle(tmp_path, 1)
+def cycle(tmp_path: Path, tiny_policy: Path) -> CycleFolder:
+    made = CycleFolder(tmp_path, 1)
     shutil.copytree(tiny_policy, made.model)
     made.write("window", {"rollout_ids": ["ro-1"]})
     made.write("update", {"weights": model_fingerprint(made.model)})
@@ -30,18 +30,18 @@ def cycle(tmp_path: Path, tiny_policy: Path) -> Cycle:
     return made
 
 
-def test_weights_with_their_evidence_may_be_served(cycle: Cycle) -> None:
+def test_weights_with_their_evidence_may_be_served(cycle: CycleFolder) -> None:
     cycle.check_promotion()
 
 
-def _other_weights(cycle: Cycle) -> None:
+def _other_weights(cycle: CycleFolder) -> None:
     path = cycle.model / "model.safetensors"
     content = bytearray(path.read_bytes())
     content[-1] ^= 1
     path.write_bytes(content)
 
 
-def _without_checksum(cycle: Cycle) -> None:
+def _without_checksum(cycle: CycleFolder) -> None:
     (cycle.folder / "gate.json").write_text(json.dumps({"why": []}))
 
 
@@ -65,14 +65,14 @@ def _without_checksum(cycle: Cycle) -> None:
         ),
     ],
 )
-def test_nothing_is_served_without_its_evidence(cycle: Cycle, harm: Callable[[Cycle], object], told: str) -> None:
+def test_nothing_is_served_without_its_evidence(cycle: CycleFolder, harm: Callable[[CycleFolder], object], told: str) -> None:
     harm(cycle)
     with pytest.raises(DataError, match=told):
         cycle.check_promotion()
 
 
 def test_prompts_are_served_as_they_were_made_alone(tmp_path: Path) -> None:
-    cycle = Cycle(tmp_path, 1)
+    cycle = CycleFolder(tmp_path, 1)
     prompts = {"ask": PromptTemplate(template="Say {what}.", engine="f-string")}
     cycle.write("window", {"rollout_ids": ["ro-1"]})
     write_prompts(cycle.prompts, prompts)
