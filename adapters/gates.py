@@ -59,13 +59,14 @@ def paired_gain(before: Sequence[float], after: Sequence[float], *, level: float
     )
 
 
-def divergence(new: NDArray[np.floating[Any]], old: NDArray[np.floating[Any]]) -> float:
+def divergence(new: NDArray[np.floating[Any]], old: NDArray[np.floating[Any]]) -> float | None:
     """Return the mean KL divergence for each token, KL(old ‖ new) in nats, from the log-probs of tokens that the old policy sampled.
+    Without tokens nothing is known of it.
 
     The estimator r - 1 - log r is unbiased and never negative (J. Schulman, "Approximating KL divergence", 2020).
     """
     logs = new.astype(np.float64) - old.astype(np.float64)
-    return float(np.mean(np.expm1(logs) - logs))
+    return float(np.mean(np.expm1(logs) - logs)) if len(logs) else None
 
 
 class Rated(NamedTuple):

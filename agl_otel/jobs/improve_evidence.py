@@ -138,7 +138,8 @@ class _Weighed:
     def __init__(self, policy: Policy, agent_match: str | None) -> None:
         self._policy, self._agent_match = policy, agent_match
         self._pages: list[Logged] = []
-        self._changes: list[tuple[NDArray[Any], NDArray[Any]]] = []
+        self._new: list[NDArray[Any]] = []
+        self._old: list[NDArray[Any]] = []
         self.rewards: list[float] = []
         self.left_out = Counter[str]()
 
@@ -152,7 +153,8 @@ class _Weighed:
         if not len(batch):
             return
         new = logprobs_under(self._policy, batch, token_temperatures(traces.calls, batch.rows, default=1.0))
-        self._changes.append((new, batch.logprobs.values[batch.response_mask.values == 1]))
+        self._new.append(new)
+        self._old.append(batch.logprobs.values[batch.response_mask.values == 1])
         self.rewards += batch.reward.tolist()
         logged = logged_of(traces, batch, new, by_step=False, reward_name=None)
         attempts = dict.fromkeys(zip(batch.rollout_id, batch.attempt_id, strict=True))
@@ -166,8 +168,7 @@ class _Weighed:
     @property
     def drift(self) -> float | None:
         """gates.divergence of all attempts; None where none of their replies counts."""
-        new, old = ([each[place] for each in self._changes] for place in (0, 1))
-        return divergence(np.concatenate(new), np.concatenate(old)) if sum(map(len, new)) else None
+        return divergence(*(np.concatenate([np.empty(0), *each]) for each in (self._new, self._old)))
 
 
 def bounds_of(rewards: Sequence[float]) -> tuple[float, float]:

@@ -43,6 +43,7 @@ def test_drift_is_the_divergence_by_enumeration() -> None:
     sampled = rng.choice(7, 200_000, p=np.exp(old))
     assert divergence(new[sampled], old[sampled]) == pytest.approx(exact, rel=0.02)
     assert divergence(old[sampled], old[sampled]) == 0.0
+    assert divergence(np.zeros(0), np.zeros(0)) is None
 
 
 def test_looking_after_every_reward_rolls_back_few_equal_canaries() -> None:
