@@ -505,7 +505,7 @@ def _remedy(key: Key | None) -> str:
     if key is not None:
         return f"this is not the key of attempt {key[1]} of rollout {key[0]}: use the OPENAI_API_KEY that the runner gives"
     return (
-        "a call of no attempt needs the stack's token (AGL_TOKEN), one of `agl-otel token --for proxy`, or a shared key; an attempt's own "
+        "a call of no attempt needs the stack's token (AGL_TOKEN), one of `agl-otel token --for models`, or a shared key; an attempt's own "
         "key opens its own path only: the OPENAI_BASE_URL that the runner gives"
     )
 

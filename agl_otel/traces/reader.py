@@ -468,6 +468,7 @@ class TraceReader:
 
         Raises UnavailableError if ClickHouse, which may be reached through a collector, does not answer by `deadline` either.
         """
+        unanswered_pings = 0
         while True:
             await self._look_up()
             asked = unanswered(self._http.session, self.collectors, seconds=max(until - time.monotonic(), ASK_AGAIN_SECONDS))
@@ -477,7 +478,8 @@ class TraceReader:
                 answers = await self._find_endpoint()
             if not silent or answers:
                 return silent
-            if time.monotonic() >= deadline:
+            unanswered_pings += 1
+            if unanswered_pings >= PINGS and time.monotonic() >= deadline:
                 raise UnavailableError(f"ClickHouse does not answer at {self._http.url}: {'; '.join(silent.values())}")
             await asyncio.sleep(ASK_AGAIN_SECONDS)
 
