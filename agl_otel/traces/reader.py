@@ -127,12 +127,7 @@ class TraceReader:
         Raises UnavailableError if one does not answer, or can store nothing for `patience_seconds` (default: `barriers`').
         """
         await self._look_up()
-        try:
-            await self._barriers(patience_seconds)
-        except UnavailableError:
-            if not await self._look_up():
-                raise
-            await self._barriers(patience_seconds)
+        await self._once_moved(lambda: self._barriers(patience_seconds))
 
     async def _barriers(self, patience_seconds: float | None) -> None:
         await barriers(self._http.session, self.collectors, seconds=TIMEOUT_SECONDS, patience_seconds=patience_seconds)
@@ -152,14 +147,18 @@ class TraceReader:
         self.collectors, self._endpoints, self._http.url = collectors, endpoints, found.clickhouse.rstrip("/")
         return True
 
-    async def _fetch(self, *query: Any, **options: Any) -> bytearray:
-        """Run a query as ClickHouseHttp.fetch does; once more where the endpoint does not answer and the stack has moved."""
+    async def _once_moved(self, ask: Callable[[], Awaitable[T]]) -> T:
+        """Await `ask()`; once more where it finds nobody and the stack has moved."""
         try:
-            return await self._http.fetch(*query, **options)
+            return await ask()
         except UnavailableError:
             if not await self._look_up():
                 raise
-        return await self._http.fetch(*query, **options)
+        return await ask()
+
+    async def _fetch(self, *query: Any, **options: Any) -> bytearray:
+        """Run a query as ClickHouseHttp.fetch does, also where the stack has moved."""
+        return await self._once_moved(lambda: self._http.fetch(*query, **options))
 
     async def query(self, sql: str, *, params: Mapping[str, object] | None = None, own: bool = True) -> list[dict[str, Any]]:
         """Run a query and return its rows as dicts; `params` fill `{name:Type}` in the SQL. Raises QueryError; UsageError as `sql`.
