@@ -14,7 +14,7 @@ from typing import Any, Final, cast
 
 import numpy as np
 
-from agl_otel.adapters.trajectories import CALL_REFUSALS, TrajectoryBatch, judged, to_trajectories
+from agl_otel.adapters.trajectories import CALL_REFUSALS, TrajectoryBatch, latest_attempts, to_trajectories
 from agl_otel.types import TAKEN_VERDICTS, Rollout, VerdictKind
 from agl_otel.types.columns import Traces
 
@@ -83,7 +83,7 @@ def bias_of_attempts(
 ) -> Bias:
     """Count attempts and verdicts as `bias_of` does, without making samples."""
     found = Bias()
-    for rollout, key, reason, reward in judged(traces, take, fill_reward, reward_name):
+    for rollout, key, reason, reward in latest_attempts(traces, take, fill_reward, reward_name):
         outcome = reason or TAKEN
         found.attempts[rollout.mode or "", outcome] += 1
         found.rewards[reward_range(reward), outcome] += 1

@@ -24,7 +24,6 @@ from __future__ import annotations
 import bisect
 import functools
 import math
-import re
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from typing import Any, Final, Literal, NamedTuple
@@ -36,6 +35,7 @@ from agl_otel.adapters.token_columns import pieces
 from agl_otel.adapters.trajectories import TrajectoryBatch
 from agl_otel.errors import AgentError
 from agl_otel.types.columns import AttemptKey, CallColumns, Reward, SpanColumns, Traces
+from agl_otel.types.patterns import matches_agent
 from agl_otel.types.scores import is_usable
 from agl_otel_hook import conventions
 
@@ -160,7 +160,7 @@ def attempt_trees(
 
 
 def _calls_of(calls: CallColumns, wanted: set[AttemptKey], agent_match: str | None) -> dict[AttemptKey, list[TreeCall]]:
-    agents = {name for name in set(calls.agent) if agent_match is None or re.search(agent_match, name)}
+    agents = {name for name in set(calls.agent) if matches_agent(agent_match, name)}
     rows: dict[tuple[AttemptKey, str, int], list[int]] = {}
     for row, key in enumerate(zip(calls.rollout_id, calls.attempt_id, strict=True)):
         if key in wanted and calls.incomplete[row] in _WHOLE and calls.agent[row] in agents:

@@ -6,7 +6,6 @@ sampled by a rule that leaves tokens out, and no weight of the attempt is right.
 
 from __future__ import annotations
 
-import re
 from collections import Counter
 from typing import Any, Final, NamedTuple
 
@@ -20,6 +19,7 @@ from agl_otel.adapters.sampling import TOLERANCE, Assumed
 from agl_otel.adapters.selection import task_key
 from agl_otel.adapters.trajectories import ATTEMPT_REFUSALS, TrajectoryBatch, to_trajectories
 from agl_otel.types.columns import Ragged, Traces
+from agl_otel.types.patterns import matches_agent
 
 UNKNOWN_CALL: Final = "unknown_call"
 SEVERAL_CHOICES: Final = "several_choices"
@@ -58,7 +58,7 @@ def weighable(traces: Traces, *, agent_match: str | None = None, reward_name: st
     needed = Counter[tuple[str, str]]()
     several = set[tuple[str, str]]()
     for rollout_id, attempt_id, agent, choice in zip(calls.rollout_id, calls.attempt_id, calls.agent, calls.choice.tolist(), strict=True):
-        if agent_match is None or re.search(agent_match, agent):
+        if matches_agent(agent_match, agent):
             needed[rollout_id, attempt_id] += 1
             several |= {(rollout_id, attempt_id)} if choice else set()
     known, hot = Counter[tuple[str, str]](), set[tuple[str, str]]()

@@ -7,7 +7,6 @@ case, need no Python work per call (chains.py).
 
 from __future__ import annotations
 
-import re
 from collections import Counter
 from collections.abc import Collection, Iterator, Sequence
 from dataclasses import dataclass, field, replace
@@ -25,7 +24,7 @@ from agl_otel.adapters.texts import UNFIT_MEDIA, conversation_at, messages_at, u
 from agl_otel.spans.history import MAX_TOKENS, StoredCall, full_prompts, tokens_to_expand
 from agl_otel.types import TAKEN_VERDICTS, AttemptedRollout, Rollout, VerdictKind
 from agl_otel.types.columns import AttemptKey, CallColumns, Ragged, Reward, Traces
-from agl_otel.types.patterns import checked_pattern
+from agl_otel.types.patterns import checked_pattern, matches_agent
 from agl_otel.types.scores import is_usable
 from agl_otel_hook import conventions
 
@@ -145,7 +144,7 @@ def taken_attempts(
     """Return {attempt to train on: its reward}; count the refused ones."""
     taken: dict[AttemptKey, float] = {}
     latest = 0
-    for _, key, reason, reward in judged(traces, take, fill, reward_name):
+    for _, key, reason, reward in latest_attempts(traces, take, fill, reward_name):
         latest += key is not None and key in traces.verdicts
         if reason:
             refused[reason] += 1
@@ -156,7 +155,7 @@ def taken_attempts(
     return taken
 
 
-def judged(
+def latest_attempts(
     traces: Traces, take: Collection[VerdictKind], fill: float | None, reward_name: str | None = None
 ) -> Iterator[tuple[Rollout, AttemptKey | None, str, float | None]]:
     """Yield (rollout, its latest attempt, the reason for refusing that or "", its reward or None)."""
@@ -222,7 +221,7 @@ def _fit_calls(calls: CallColumns, attempt: NDArray[np.int64], agent_match: str 
     }
     if agent_match is not None:
         checked_pattern(agent_match, f"agent_match {agent_match!r}")
-        matches = {name: re.search(agent_match, name) is None for name in set(calls.agent)}
+        matches = {name: not matches_agent(agent_match, name) for name in set(calls.agent)}
         wrong = {"other_agent": np.array([matches[name] for name in calls.agent], dtype=np.bool_), **wrong}
     fit = attempt >= 0
     for reason, rows in wrong.items():

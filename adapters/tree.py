@@ -20,7 +20,7 @@ from agl_otel.spans.calls import JoinedCall, Joiner, repeated
 from agl_otel.spans.conversations import read_call
 from agl_otel.spans.rewards import emitted_reward, evaluations_by_call, last_of
 from agl_otel.types import Span
-from agl_otel.types.patterns import checked_pattern
+from agl_otel.types.patterns import checked_pattern, matches_agent
 from agl_otel.types.scores import is_usable
 from agl_otel_hook import conventions
 
@@ -246,7 +246,7 @@ class _Around:
 
 
 def _selected(name: str, agent_match: str | None) -> str | None:
-    return name if agent_match is None or re.search(agent_match, name) else None
+    return name if matches_agent(agent_match, name) else None
 
 
 def _as_span(span: Span | ReadableSpan, place: int) -> Span:

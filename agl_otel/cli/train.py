@@ -28,7 +28,7 @@ if TYPE_CHECKING:
     from agl_otel.algorithms.sft.report import RoundReport
     from agl_otel.algorithms.validation import Validation
     from agl_otel.jobs.job import Job
-    from agl_otel.jobs.run import Evaluation
+    from agl_otel.jobs.run import TaskResults
     from agl_otel.jobs.served import ServedRun
 
 
@@ -130,14 +130,14 @@ async def _stack(settings: Settings) -> AsyncGenerator[tuple[Store, asyncio.Futu
         yield store, failed
 
 
-async def _scored_before(run: ServedRun, console: Console) -> Evaluation:
+async def _scored_before(run: ServedRun, console: Console) -> TaskResults:
     async with _counted(run, "before", 0):
         found = await run.validate_before()
     console.print(f"score before: {found.scored.described()}")
     return found
 
 
-async def _scored_after(run: ServedRun, report: Any, before: Evaluation, console: Console) -> dict[str, Any]:
+async def _scored_after(run: ServedRun, report: Any, before: TaskResults, console: Console) -> dict[str, Any]:
     """Score the trained weights, name the best ones, and return the result of the run."""
     steps = len(report.steps)
     async with _counted(run, "after", steps):

@@ -28,14 +28,14 @@ from typing import Any, ClassVar, Final, TypeVar
 import numpy as np
 
 from agl_otel.adapters.cycles import IMPROVE
-from agl_otel.adapters.gates import LEAST_RATED, REFUSALS, Rated, Rules, paired_gain, refusals, trusted_lags
+from agl_otel.adapters.gates import LEAST_RATED, REFUSALS, Rated, Rules
 from agl_otel.adapters.offpolicy import Estimate
 from agl_otel.algorithms.offline import Offline
 from agl_otel.algorithms.run_folder import Fingerprint, RunFolder, digest_of, lock_run, run_id_of
 from agl_otel.errors import AgentError, DataError, ModelServerError, SettingsError, TrainingError
-from agl_otel.jobs.improve_canary import CanarySteps, judged
+from agl_otel.jobs.improve_canary import CanarySteps, judged_step
 from agl_otel.jobs.improve_cycle import FOUND, CycleFolder
-from agl_otel.jobs.improve_evidence import Evidence, arms_since
+from agl_otel.jobs.improve_evidence import Evidence, arms_since, judged_update
 from agl_otel.jobs.improve_options import SEARCHES
 from agl_otel.jobs.job import Job
 from agl_otel.jobs.production import Production
@@ -74,8 +74,9 @@ def improvement_of(job: Job) -> type[Improvement]:
     """Return the class that improves by the algorithm of a job with [improve]."""
     if job.improve is None:
         raise SettingsError("the table [improve] is missing: it must be given, and may be empty (docs/improving.md)")
-    what = "prompts" if job.algorithm.get("name") in SEARCHES else "weights"
-    return import_module(f"agl_otel.jobs.improve_{what}").Improved
+    if job.algorithm.get("name") in SEARCHES:
+        return import_module("agl_otel.jobs.improve_prompts").PromptsImprovement
+    return import_module("agl_otel.jobs.improve_weights").WeightsImprovement
 
 
 class Improvement(JobRun):
@@ -285,18 +286,13 @@ class Improvement(JobRun):
         if not update["weights"]:
             return {"why": ["update_failed" if update.get("error") else "no_new_weights"]}
         found = await self._evidence(cycle)
-        before, after = ([value or 0.0 for value in update[name]] for name in ("before", "after"))
-        gain = paired_gain(before, after)
-        lags = trusted_lags(self._first_rated() or found.rated, found.rated)
-        why = refusals(self._rules(), held_out=gain, backtest=found.backtest, trusted=found.trusted, lags=lags, drift=found.drift)
-        scores = float(np.mean(before)), float(np.mean(after))
+        gate = judged_update(self._rules(), before=update["before"], after=update["after"], found=found, first=self._first_rated())
         self._say(
-            f"cycle {cycle.number}: held-out {scores[0]:.3f} -> {scores[1]:.3f}"
+            f"cycle {cycle.number}: held-out {gate['held_out']['before']:.3f} -> {gate['held_out']['after']:.3f}"
             + (f", drift {found.drift:.3f}, back-test {_told(found.backtest)}" if found.drift is not None else "")
             + (f", by trusted rewards {_told(found.trusted)}" if self.spec.trusted_sources else "")
         )
-        held_out = {"before": scores[0], "after": scores[1], "gain_low": gain.low, "gain_high": gain.high}
-        return {"why": list(why), "held_out": held_out, **found.as_json()}
+        return gate
 
     def _first_rated(self) -> Rated | None:
         """Return the attempts of the first cycle that had enough with both rewards."""
@@ -335,7 +331,7 @@ class Improvement(JobRun):
         while True:
             arms = await self._patiently(lambda: arms_since(self._plain, canary, steps.since, self._sources, step=began))
             await self._patiently(self.production.current)
-            if (step := judged(self.spec, steps, arms, bounds=bounds, runs=await self.production.canary_answers())) is not None:
+            if (step := judged_step(self.spec, steps, arms, bounds=bounds, runs=await self.production.canary_answers())) is not None:
                 return {**step, "ended": time.time()}
             await asyncio.sleep(POLL_SECONDS)
 

@@ -24,7 +24,7 @@ class CanarySteps:
     shares: Sequence[float]
     """Of all its steps, as they were when it began: a job file that was changed since concerns the next canary."""
     passed: Sequence[dict[str, Any]] = ()
-    """The evidence of the steps that it passed (`judged`)."""
+    """The evidence of the steps that it passed (`judged_step`)."""
     began: float | None = None
     """When the step under way was published, in Unix seconds; None: it was not yet."""
     version: str = ""
@@ -65,7 +65,7 @@ class CanarySteps:
         return replace(self, passed=[*self.passed, step], began=None, version="")
 
 
-def judged(spec: ImproveSpec, steps: CanarySteps, arms: Arms, *, bounds: tuple[float, float], runs: bool) -> dict[str, Any] | None:
+def judged_step(spec: ImproveSpec, steps: CanarySteps, arms: Arms, *, bounds: tuple[float, float], runs: bool) -> dict[str, Any] | None:
     """Return the evidence of the step under way, with `why` (a key of gates.REFUSALS, or empty: it has passed); None: wait.
 
     Args:

@@ -13,13 +13,14 @@ from typing import TYPE_CHECKING, Any, Final
 import numpy as np
 from numpy.typing import NDArray
 
-from agl_otel.adapters.gates import LEAST_RATED, Rated, divergence
+from agl_otel.adapters.gates import LEAST_RATED, Rated, Rules, divergence, paired_gain, refusals, trusted_lags
 from agl_otel.adapters.logged import logged_of, weighable
 from agl_otel.adapters.offpolicy import Estimate, Logged, estimate, joined
 from agl_otel.adapters.sampling import token_temperatures
 from agl_otel.algorithms.report import final_rewards
 from agl_otel.store import Store
 from agl_otel.types.columns import Traces
+from agl_otel.types.scores import counted
 
 if TYPE_CHECKING:
     from agl_otel.algorithms.grpo.policy import Policy
@@ -107,6 +108,26 @@ async def evidence(
         bounds=bounds_of(trained.rewards),
         left_out=dict(trained.left_out),
     )
+
+
+def judged_update(
+    rules: Rules, *, before: Sequence[float | None], after: Sequence[float | None], found: Evidence, first: Rated | None
+) -> dict[str, Any]:
+    """Return what gate.json holds: the reasons against what a cycle made (`why`, of gates.REFUSALS), and all that they rest on.
+
+    Args:
+        rules: what is asked for.
+        before: the rewards of what was promoted, by held-out task.
+        after: those of what was made.
+        found: what the cycle's attempts say.
+        first: the attempts with both rewards of the first cycle that had enough of them; None: this is the first.
+    """
+    scores = counted(before), counted(after)
+    gain = paired_gain(*scores)
+    lags = trusted_lags(first or found.rated, found.rated)
+    why = refusals(rules, held_out=gain, backtest=found.backtest, trusted=found.trusted, lags=lags, drift=found.drift)
+    held_out = {"before": float(np.mean(scores[0])), "after": float(np.mean(scores[1])), "gain_low": gain.low, "gain_high": gain.high}
+    return {"why": list(why), "held_out": held_out, **found.as_json()}
 
 
 def held_back(rollout_ids: Iterable[str], trusted: Collection[str]) -> list[str]:

@@ -65,7 +65,7 @@ class PublishedPrompts(Production):
         await super().close()
 
 
-class Improved(Improvement):
+class PromptsImprovement(Improvement):
     """The loop over prompts."""
 
     while_away: ClassVar[str] = "users are answered on, by the promoted prompts"

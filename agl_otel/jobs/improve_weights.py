@@ -29,7 +29,7 @@ _RESOURCE: Final = ("bridge", "strict_tools")
 """Options of an algorithm that belong to its LLM resource."""
 
 
-class Improved(Improvement):
+class WeightsImprovement(Improvement):
     """The loop over weights."""
 
     while_away: ClassVar[str] = "with them the model servers end: nobody answers users until the loop goes on"
@@ -56,14 +56,14 @@ class Improved(Improvement):
         selection = cycle.of("window")["selection"]
         job = self.job.model_copy(update={"policy": policy, "algorithm": {**algorithm, "selection": selection}})
         facts = await self._trained(job, cycle.run)
-        if facts["weights"]:
-            shutil.rmtree(cycle.model, ignore_errors=True)  # of an interrupted stage
-            await asyncio.to_thread(export_model, cycle.run, cycle.model, last=True)
-            facts["weights"] = await asyncio.to_thread(model_fingerprint, cycle.model)
-        return facts
+        if facts["after"] is None:
+            return {**facts, "weights": ""}
+        shutil.rmtree(cycle.model, ignore_errors=True)  # of an interrupted stage
+        await asyncio.to_thread(export_model, cycle.run, cycle.model, last=True)
+        return {**facts, "weights": await asyncio.to_thread(model_fingerprint, cycle.model)}
 
     async def _trained(self, job: Job, run: Path) -> dict[str, Any]:
-        """Run a training and score its weights before and after; `weights` is empty where none were made."""
+        """Run a training and score its weights before and after; `after` is None where it made none."""
         async with RUNS[self._trains](job, self._plain, run, settings=self.settings, force=self.force) as training:
             await training.publish_policy()
             async with training.runners(mode="val"):
@@ -73,7 +73,6 @@ class Improved(Improvement):
                 after = await training.validate_after(len(report.steps)) if made else None
         return {
             "run": training.run_id,
-            "weights": "made" if made else "",
             "steps": len(report.steps),
             "trajectories": sum(step.trajectories for step in report.steps),
             "refused": dict(sum((Counter(step.refused) for step in report.steps), Counter[str]())),

@@ -40,7 +40,7 @@ T = TypeVar("T")
 
 
 @dataclass(frozen=True)
-class Evaluation:
+class TaskResults:
     """The agent's results on a list of tasks, from the stored traces."""
 
     rollout_ids: list[str]
@@ -163,7 +163,7 @@ class JobRun:
         seed: int = 0,
         step: int | None = None,
         retry: bool = True,
-    ) -> Evaluation:
+    ) -> TaskResults:
         """Run the agent once on each task and read the rewards back from the traces.
 
         With a `run_id` the rollouts are listed under that run, and under its `step` if there is one. With a `name` in addition, an earlier
@@ -208,7 +208,7 @@ class JobRun:
         if traces.call_errors:
             _log.warning("model calls of the %s rollouts had no reply: %s", mode, summarise(traces.call_errors))
         verdicts = Counter(str(verdict.kind) for verdict in traces.verdicts.values())
-        return Evaluation([r.rollout_id for r in finished], values, verdicts, traces.spans, clock() - started, len(traces.alarms))
+        return TaskResults([r.rollout_id for r in finished], values, verdicts, traces.spans, clock() - started, len(traces.alarms))
 
     async def until_done(self, rollout_ids: Sequence[str]) -> list[Any]:
         """Wait for the rollouts; raise early if a process of the run ends."""

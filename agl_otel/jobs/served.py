@@ -25,7 +25,7 @@ from agl_otel.jobs.algorithm_table import Need, of_table
 from agl_otel.jobs.job import Job
 from agl_otel.jobs.memory import Findings
 from agl_otel.jobs.policy_server import PolicyServer, gpu_share, is_shared
-from agl_otel.jobs.run import Evaluation, JobRun, unless_failed
+from agl_otel.jobs.run import JobRun, TaskResults, unless_failed
 from agl_otel.service.processes import Process
 from agl_otel.settings import Settings
 from agl_otel.store import Store
@@ -287,7 +287,7 @@ class ServedRun(JobRun):
         algorithm = self.algorithm(run=self.run, on_step=on_step)
         return Report(await unless_failed(self.failed, algorithm.train(self.store, tasks)), algorithm.stopped_because)
 
-    async def evaluate_once(self, tasks: Sequence[Any], *, name: str, step: int | None = None, retry: bool = True) -> Evaluation:
+    async def evaluate_once(self, tasks: Sequence[Any], *, name: str, step: int | None = None, retry: bool = True) -> TaskResults:
         """Evaluate under a name of this run; an earlier evaluation under that name is read again."""
         return await self.evaluate(tasks, run_id=self.run.run_id, name=name, seed=self.run.seed, step=step, retry=retry)
 
@@ -298,16 +298,16 @@ class ServedRun(JobRun):
         if self.on_validation is not None and every and step % every == 0:  # otherwise the last step, which `validate_after` reads again
             self.on_validation(done)
 
-    async def validate_before(self) -> Evaluation:
+    async def validate_before(self) -> TaskResults:
         """Validate the weights that the run begins with."""
         return (await self._validated(0, None))[1]
 
-    async def validate_after(self, steps: int) -> Evaluation:
+    async def validate_after(self, steps: int) -> TaskResults:
         """Return the validation of the weights after the last step, which the training has done; without any step, do it."""
         weights, _ = await asyncio.to_thread(self.algorithm().last_weights, self.run)
         return (await self._validated(steps, weights))[1]
 
-    async def _validated(self, step: int, weights: Path | None) -> tuple[Validation, Evaluation]:
+    async def _validated(self, step: int, weights: Path | None) -> tuple[Validation, TaskResults]:
         name = validation_name(step)
         is_new = all(each.step != step for each in validations(self.folder))  # a score, once recorded, does not change
         found = await self.evaluate_once(self.val_tasks, name=name, step=step, retry=is_new)

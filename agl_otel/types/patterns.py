@@ -1,4 +1,4 @@
-"""Checks the regular expressions that users give, before any data is read."""
+"""The regular expressions that users give: they are checked before any data is read, and choose agents by their names."""
 
 from __future__ import annotations
 
@@ -14,3 +14,8 @@ def checked_pattern(given: str, name: str = "it") -> str:
     except re.error as error:
         raise UsageError(f"{name} is no regular expression: {error}") from None
     return given
+
+
+def matches_agent(agent_match: str | None, agent: str) -> bool:
+    """Return whether `agent_match` is found somewhere in an agent's name; None takes every agent."""
+    return agent_match is None or re.search(agent_match, agent) is not None

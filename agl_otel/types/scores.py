@@ -32,6 +32,11 @@ def asked_of(mode: str, *, ended: int, rewarded: int) -> int:
     return ended if mode in SCORED_MODES else rewarded
 
 
+def counted(rewards: Iterable[float | None]) -> list[float]:
+    """Return rewards as scores count them: a missing one is 0."""
+    return [0.0 if reward is None else reward for reward in rewards]
+
+
 class Score(NamedTuple):
     """The mean reward of some rollouts, in which a missing reward counts as 0.
 
@@ -49,7 +54,7 @@ class Score(NamedTuple):
     def of(cls, rewards: Iterable[float | None]) -> Score:
         """Compute the score of rollouts with these rewards; None: it has none."""
         values = list(rewards)
-        return cls(sum(value for value in values if value is not None), len(values), values.count(None))
+        return cls(sum(counted(values)), len(values), values.count(None))
 
     @classmethod
     def joined(cls, scores: Iterable[Score]) -> Score:

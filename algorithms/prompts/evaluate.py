@@ -20,7 +20,7 @@ from agl_otel.algorithms.utils import check_disk, failure_summary
 from agl_otel.errors import DataError
 from agl_otel.store import Store
 from agl_otel.types import EnqueueRolloutRequest, NamedResources, RolloutConfig, RolloutMode, Span
-from agl_otel.types.scores import Score
+from agl_otel.types.scores import Score, counted
 
 SHOWN_CHARACTERS: Final = 8000  # limit on the messages, and on the spans, of one rollout in a prompt
 NO_MESSAGES: Final = "(no messages were captured of this rollout)"
@@ -46,7 +46,7 @@ class Evaluation:
     @property
     def per_task(self) -> list[float]:
         """The reward for each task; 0 where there is none."""
-        return [reward or 0.0 for reward in self.rewards]
+        return counted(self.rewards)
 
 
 @dataclass(frozen=True)

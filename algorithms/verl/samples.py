@@ -21,7 +21,7 @@ from agl_otel.adapters.credit import credit, group_advantages
 from agl_otel.adapters.lengths import limit_lengths, pick, readable
 from agl_otel.adapters.sampling import Assumed
 from agl_otel.adapters.token_columns import spread
-from agl_otel.adapters.trajectories import TrajectoryBatch, judged, to_trajectories
+from agl_otel.adapters.trajectories import TrajectoryBatch, latest_attempts, to_trajectories
 from agl_otel.algorithms.grpo.options import Advantages
 from agl_otel.algorithms.report import step_score, without_samples
 from agl_otel.algorithms.utils import failures_in
@@ -275,4 +275,6 @@ def _score(traces: Traces, reward_name: str | None) -> Score:
     """Compute the score of all rollouts of `traces`, by the primary reward or by a named dimension."""
     if reward_name is None:
         return step_score(traces, [rollout.rollout_id for rollout in traces.rollouts])
-    return Score.of(reward if rollout.status == "succeeded" else None for rollout, _, _, reward in judged(traces, (), None, reward_name))
+    return Score.of(
+        reward if rollout.status == "succeeded" else None for rollout, _, _, reward in latest_attempts(traces, (), None, reward_name)
+    )

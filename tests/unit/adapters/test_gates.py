@@ -11,6 +11,7 @@ from agl_otel.adapters.gates import (
     UNSOUND,
     Rated,
     Rules,
+    _student_quantile,  # pyright: ignore[reportPrivateUsage]
     canary_verdict,
     difference_bounds,
     divergence,
@@ -21,19 +22,37 @@ from agl_otel.adapters.gates import (
 from agl_otel.adapters.offpolicy import Estimate, Interval
 
 
-def test_the_interval_of_a_held_out_gain_covers_the_truth() -> None:
-    rng, covered = np.random.default_rng(0), 0
-    for seed in range(400):
-        chance = rng.uniform(0.2, 0.8, 64)
-        before, after = rng.random(64) < chance, rng.random(64) < np.minimum(chance + 0.1, 1.0)
-        gain = paired_gain(before.tolist(), after.tolist(), seed=seed)
-        covered += gain.low <= float((np.minimum(chance + 0.1, 1.0) - chance).mean()) <= gain.high
-    assert 0.92 <= covered / 400 <= 0.99
+@pytest.mark.parametrize("tasks", [8, 20, 64, 200])
+@pytest.mark.parametrize("right", [(0.5, 0.5), (0.9, 0.9), (0.97, 0.97), (0.5, 0.7), (0.2, 0.9)])
+def test_the_interval_of_a_held_out_gain_is_rarely_above_or_below_the_truth(tasks: int, right: tuple[float, float]) -> None:
+    rng, above, below = np.random.default_rng(tasks), 0, 0
+    for _ in range(1000):
+        before, after = (rng.random(tasks) < chance for chance in right)
+        gain = paired_gain(before.tolist(), after.tolist())
+        above += gain.low > right[1] - right[0]
+        below += gain.high < right[1] - right[0]
+    assert max(above, below) <= 38, "2.5 %, and 2.6 standard errors of a thousand runs"
+
+
+def test_the_interval_narrows_to_the_gain() -> None:
+    gain = paired_gain([0.0] * 4000, [0.0, 1.0] * 2000)
+    assert gain.value == 0.5 and gain.low == pytest.approx(0.5 - 1.96 * 0.5 / 4000**0.5, abs=1e-3)
+    assert gain.high - gain.low == pytest.approx(2 * 1.96 * 0.5 / 4000**0.5, rel=0.01)
+
+
+def test_a_gain_of_few_tasks_is_none_until_five_agree() -> None:
+    """By the sign test four do by chance in 6 %, five in 3 %."""
+    assert [paired_gain([0.0] * count, [1.0] * count).low > 0 for count in range(1, 8)] == [False] * 4 + [True] * 3
 
 
 def test_equal_scores_are_no_gain_and_one_task_tells_nothing() -> None:
     assert paired_gain([1.0, 0.0], [1.0, 0.0]) == Interval(0.0, 0.0, 0.0)
     assert paired_gain([0.0], [1.0]) == Interval(1.0, -math.inf, math.inf)
+
+
+@pytest.mark.parametrize(("degrees", "quantile"), [(3, 3.182446), (5, 2.570582), (10, 2.228139), (30, 2.042272), (1000, 1.962339)])
+def test_the_quantiles_of_students_distribution_are_those_of_the_tables(degrees: int, quantile: float) -> None:
+    assert _student_quantile(0.975, degrees) == pytest.approx(quantile, rel=0.01)
 
 
 def test_drift_is_the_divergence_by_enumeration() -> None:

@@ -10,7 +10,7 @@ import pytest
 from rich.console import Console
 
 from agl_otel.cli.demo import _closing, _Demo  # pyright: ignore[reportPrivateUsage]  # the whole demo takes minutes: tests/system
-from agl_otel.jobs.run import Evaluation
+from agl_otel.jobs.run import TaskResults
 
 
 class NoTraining:
@@ -27,7 +27,7 @@ def test_a_score_is_printed_with_the_number_of_missing_rewards() -> None:
     console = Console(width=200)
     demo = _Demo(None, None, NoTraining(), console)
     with console.capture() as printed:
-        demo._scored("before", Evaluation(["ro"] * 4, [1.0, 0.0, None, None], Counter(), 0, 0.0))  # pyright: ignore[reportPrivateUsage]
+        demo._scored("before", TaskResults(["ro"] * 4, [1.0, 0.0, None, None], Counter(), 0, 0.0))  # pyright: ignore[reportPrivateUsage]
     assert "score before training: 0.250 on 4 tasks (2 without a reward count as 0)" in printed.get()
 
 

@@ -10,7 +10,7 @@ import pytest
 from agl_otel.algorithms.validation import Validation
 from agl_otel.cli.run_figures import RunReport, chosen_metrics, cost_of, differences, sparkline, thinned
 from agl_otel.errors import UsageError
-from agl_otel.jobs.run import Evaluation
+from agl_otel.jobs.run import TaskResults
 from agl_otel.traces.figures import Curve, CurvePoint
 from agl_otel.types import Run, TrainingRun, TrainingStep
 
@@ -67,7 +67,7 @@ def test_a_validation_rollout_without_reward_counts_as_0_as_in_a_jobs_score() ->
     found = report(points=points)
     assert found.series()["val_reward"] == {0: pytest.approx(41 / 128)}
     assert (found.totals()["validated"], found.totals()["validated_without_reward"]) == (128, 28)
-    assert Evaluation(["ro"] * 128, [1.0] * 41 + [0.0] * 59 + [None] * 28, Counter(), 0, 0.0).scored.described() == (
+    assert TaskResults(["ro"] * 128, [1.0] * 41 + [0.0] * 59 + [None] * 28, Counter(), 0, 0.0).scored.described() == (
         "0.320 on 128 tasks (28 without a reward count as 0)"
     )
 

@@ -8,7 +8,7 @@ from typing import Any
 import numpy as np
 import pytest
 
-from agl_otel.jobs.improve_canary import CanarySteps, judged
+from agl_otel.jobs.improve_canary import CanarySteps, judged_step
 from agl_otel.jobs.improve_evidence import Arms
 from agl_otel.jobs.improve_options import ImproveSpec
 
@@ -25,7 +25,7 @@ def killed(steps: CanarySteps) -> CanarySteps:
 
 
 def passed(steps: CanarySteps) -> dict[str, Any]:
-    found = judged(SPEC, steps, arms(1, 1, 1, 1), bounds=(0.0, 1.0), runs=True)
+    found = judged_step(SPEC, steps, arms(1, 1, 1, 1), bounds=(0.0, 1.0), runs=True)
     assert found is not None and found["why"] == ""
     return found
 
@@ -50,8 +50,8 @@ def test_a_step_that_was_under_way_is_gone_on_with_after_a_kill() -> None:
 
 def test_a_step_waits_for_its_rewards() -> None:
     second = CanarySteps(SPEC.shares, [{"began": 1.0}]).published("8", 200.0)
-    assert judged(SPEC, second, arms(1, 1, 1), bounds=(0.0, 1.0), runs=True) is None
-    assert judged(SPEC, second, arms(), bounds=(0.0, 1.0), runs=True) is None
+    assert judged_step(SPEC, second, arms(1, 1, 1), bounds=(0.0, 1.0), runs=True) is None
+    assert judged_step(SPEC, second, arms(), bounds=(0.0, 1.0), runs=True) is None
 
 
 @pytest.mark.parametrize(
@@ -64,5 +64,5 @@ def test_a_step_waits_for_its_rewards() -> None:
 )
 def test_each_step_may_roll_the_canary_back(found: Arms, runs: bool, why: str) -> None:
     for steps in (CanarySteps(SPEC.shares), CanarySteps(SPEC.shares, [{"began": 1.0}])):
-        step = judged(SPEC, steps.published("8", 200.0), found, bounds=(0.0, 1.0), runs=runs)
+        step = judged_step(SPEC, steps.published("8", 200.0), found, bounds=(0.0, 1.0), runs=runs)
         assert step is not None and (step["why"], step["share"], step["rated"]) == (why, steps.share, len(found.canary))
