@@ -1,17 +1,20 @@
-"""The cycles of `agl-otel improve`, read back from the training steps that record them. Pure."""
+"""The cycles of `agl-otel improve`, read back from the training steps that record them, and one under way from its stages. Pure."""
 
 from __future__ import annotations
 
 import math
-from collections.abc import Iterable
+from collections.abc import Iterable, Sequence
 from typing import Any, Final
 
 from agl_otel.adapters.gates import ALARMS, REFUSALS
 from agl_otel.traces.steps import span_id_of, trace_id_of
-from agl_otel.types import Model, TrainingStep
+from agl_otel.types import Model, TrainingStage, TrainingStep
 
 IMPROVE: Final = "improve"
 """The algorithm of a run whose steps are cycles."""
+CANARY_STEP: Final = "canary "
+"""Prefix of the name of a stage that is a step of a canary: `canary 1`."""
+_NEXT: Final = {"window": "update", "update": "gate", "gate": "canary", "canary": "verdict"}
 
 
 class Reason(Model):
@@ -29,17 +32,19 @@ class Cycle(Model):
 
     cycle: int
     verdict: str
-    """promoted, rolled_back (after a canary), or refused (by the gate)."""
+    """promoted, rolled_back (after a canary), or refused (by the gate); empty while it is under way."""
+    stage: str = ""
+    """The stage that is under way; empty where it has its verdict."""
     reasons: list[Reason]
     start_time: float
     end_time: float
-    """Unix seconds."""
+    """Unix seconds; while it is under way, of the end of its last stage."""
     resources_id: str
     """The set by which the product's users are served."""
     version_before: str
     version_after: str
     attempts: int
-    """Of its window, as far as they had stored spans; their ids are in TrainingStep.attempts."""
+    """Of its window, as far as they had stored spans; their ids are in TrainingStep.attempts. While it is under way: of its window."""
     unlinked: int
     """Further ones, that had none."""
     selection: str
@@ -79,9 +84,36 @@ _COUNTS: Final = [name for name, field in Cycle.model_fields.items() if field.an
 _TEXTS: Final = ("verdict", "selection", "training_run", "backtest_verdict", "trusted_verdict")
 
 
-def cycles_of(steps: Iterable[TrainingStep]) -> list[Cycle]:
-    """Return the cycles of a run; none if it is no run of `improve`."""
-    return [_cycle_of(step) for step in steps if step.algorithm == IMPROVE]
+def cycles_of(steps: Iterable[TrainingStep], stages: Iterable[TrainingStage] = ()) -> list[Cycle]:
+    """Return the cycles of a run, the last one by its ended `stages` if it is under way; none if it is no run of `improve`."""
+    found = [_cycle_of(step) for step in steps if step.algorithm == IMPROVE]
+    ended = found[-1].cycle if found else 0
+    begun = [stage for stage in stages if stage.algorithm == IMPROVE and stage.step > ended]
+    return [*found, _under_way(begun)] if begun else found
+
+
+def _under_way(stages: Sequence[TrainingStage]) -> Cycle:
+    """Return the last cycle of which stages have ended; those of an earlier try of it, whose folder was removed, count for nothing."""
+    number = max(stage.step for stage in stages)
+    of_it = [stage for stage in stages if stage.step == number]
+    begun = max((stage.start_time for stage in of_it if stage.name == "window"), default=of_it[0].start_time)
+    own = [stage for stage in of_it if stage.start_time >= begun]
+    first, last = own[0], own[-1]
+    metrics = {name: value for stage in own for name, value in stage.metrics.items()}
+    serving = str(metrics.get("version") or "")
+    step = TrainingStep(
+        run_id=last.run_id,
+        algorithm=last.algorithm,
+        step=number,
+        resources_id=last.resources_id,
+        version_before=serving,
+        version_after=serving,
+        start_time=first.start_time,
+        end_time=last.end_time,
+        metrics=metrics,
+    )
+    stage = "canary" if last.name.startswith(CANARY_STEP) else "verdict" if metrics.get("why") else _NEXT.get(last.name, last.name)
+    return _cycle_of(step).model_copy(update={"stage": stage, "attempts": int(_number(metrics.get("attempts")) or 0)})
 
 
 def _cycle_of(step: TrainingStep) -> Cycle:

@@ -33,7 +33,7 @@ def promoted_of(trained: TrainingRun) -> str:
 
 
 def _verdict(cycle: Cycle) -> str:
-    return cycle.verdict.replace("_", " ")
+    return cycle.verdict.replace("_", " ") or f"{cycle.stage} …"
 
 
 def _held_out(cycle: Cycle) -> str | None:
@@ -67,7 +67,7 @@ def _canary(cycle: Cycle) -> str | None:
 
 _CELLS: Final[dict[str, Callable[[Cycle], object]]] = {
     "cycle": lambda cycle: cycle.cycle,
-    "ended": lambda cycle: clock(cycle.end_time),
+    "ended": lambda cycle: None if cycle.stage else clock(cycle.end_time),
     "verdict": lambda cycle: _verdict(cycle) + (", ALARM" if any(reason.alarm for reason in cycle.reasons) else ""),
     "held-out": _held_out,
     "back-test": lambda cycle: _estimated(cycle.backtest_gain, cycle.backtest_verdict),

@@ -16,7 +16,7 @@ from agl_otel.algorithms.run_result import RunResult
 from agl_otel.algorithms.validation import ScoredWeights, Validation, best_of
 from agl_otel.errors import UsageError
 from agl_otel.traces.figures import Curve, CurvePoint
-from agl_otel.types import Run, TrainingRun, TrainingStep
+from agl_otel.types import Run, TrainingRun, TrainingStage, TrainingStep
 from agl_otel.types.scores import Score
 
 REWARDS: Final = ("reward", "val_reward")
@@ -50,6 +50,8 @@ class RunReport:
     """None if the trace store does not know the run."""
     forced: Sequence[Mapping[str, Any]] = ()
     """That of run.json (run_folder.py), if the run's folder was given."""
+    stages: Sequence[TrainingStage] = ()
+    """Those of its steps that have ended."""
 
     @property
     def algorithm(self) -> str:
@@ -64,7 +66,7 @@ class RunReport:
     @property
     def cycles(self) -> list[Cycle]:
         """Those of a run of `improve`."""
-        return cycles_of(self.steps)
+        return cycles_of(self.steps, self.stages)
 
     @property
     def start_time(self) -> float:

@@ -86,7 +86,7 @@ def ls(limit: int, data_dir: Path | None, store: str | None, as_json: bool) -> N
 def show(run: str, price: tuple[float, float] | None, points: int, data_dir: Path | None, store: str | None, as_json: bool) -> None:
     """Show one run: rollouts by status, verdicts, tokens, cost, and rewards step by step.
 
-    Of a run of `improve` it shows the cycles: evidence, canary, verdict, versions, and what spoke against them.
+    Of a run of `improve` it shows the cycles, the one under way too: evidence, canary, verdict, versions, and what spoke against them.
     """
     settings = _begin(data_dir, store)
 
@@ -208,9 +208,10 @@ def export(
 async def read_run(store: Store, run: str) -> RunReport:
     """Read all data of a run. Raises NotFoundError if neither store knows it, DataError for a damaged folder."""
     run_id = run_id_of(run)
-    known, steps, members, trained = await asyncio.gather(
+    known, steps, stages, members, trained = await asyncio.gather(
         store.queue.query_runs(run_id),
         store.training_steps(run_id),
+        store.training_stages(run_id),
         store.queue.query_run_members(run_id),
         store.training_runs(run_id=run_id),
     )
@@ -229,7 +230,7 @@ async def read_run(store: Store, run: str) -> RunReport:
         alarms = sum(each.verdict.alarm for each in found)
     return RunReport(
         run_id, known[0] if known else None, steps, curve.of_training(training), dict(verdicts), alarms, configuration_of(run),
-        validations(Path(run)), result_if_any(Path(run)), training, forced_of(run),
+        validations(Path(run)), result_if_any(Path(run)), training, forced_of(run), stages,
     )  # fmt: skip
 
 

@@ -27,14 +27,14 @@ from typing import Any, ClassVar, Final, TypeVar
 
 import numpy as np
 
-from agl_otel.adapters.cycles import IMPROVE
+from agl_otel.adapters.cycles import CANARY_STEP, IMPROVE
 from agl_otel.adapters.gates import LEAST_RATED, REFUSALS, Rated, Rules
 from agl_otel.adapters.offpolicy import Estimate
 from agl_otel.algorithms.offline import Offline
 from agl_otel.algorithms.run_folder import Fingerprint, RunFolder, digest_of, lock_run, run_id_of
 from agl_otel.errors import AgentError, DataError, ModelServerError, SettingsError, TrainingError
 from agl_otel.jobs.improve_canary import CanarySteps, judged_step
-from agl_otel.jobs.improve_cycle import FOUND, CycleFolder
+from agl_otel.jobs.improve_cycle import CycleFolder, figures_of, step_figures
 from agl_otel.jobs.improve_evidence import Evidence, arms_since, judged_update
 from agl_otel.jobs.improve_options import SEARCHES
 from agl_otel.jobs.job import Job
@@ -43,7 +43,7 @@ from agl_otel.jobs.run import JobRun, unless_failed
 from agl_otel.service.retry import retry
 from agl_otel.store import Store
 from agl_otel.store.selections import MOST
-from agl_otel.types import ADOPTED, AttemptedRollout, Rollout, TrainingStep
+from agl_otel.types import ADOPTED, AttemptedRollout, Rollout, TrainingStage, TrainingStep
 from agl_otel.types.selections import Selected
 
 POLL_SECONDS: Final = 1.0
@@ -209,6 +209,7 @@ class Improvement(JobRun):
             facts = await work(cycle)
             cycle.write(name, {"began": began, **facts, "ended": time.time()})
             found = cycle.of(name)
+        await self._record_stage(cycle, name, found, figures_of(name, found))  # also one that a kill kept from it
         return found
 
     async def _window(self, cycle: CycleFolder) -> dict[str, Any]:
@@ -321,6 +322,7 @@ class Improvement(JobRun):
                 return {"why": step["why"], "steps": [*steps.passed, step], "began": steps.since}
             steps = steps.after(step)
             cycle.write("canary_begun", steps.as_json())
+            await self._record_stage(cycle, f"{CANARY_STEP}{len(steps.passed)}", step, step_figures(step))
         return {"why": "", "steps": steps.passed, "began": steps.since}
 
     async def _canary_step(self, cycle: CycleFolder, steps: CanarySteps) -> dict[str, Any]:
@@ -349,8 +351,7 @@ class Improvement(JobRun):
         self._say(f"cycle {cycle.number}: {ended.verdict}" + "".join(f"; {name}: {REFUSALS[name]}" for name in ended.why))
 
     async def _record(self, cycle: CycleFolder) -> None:
-        """Record the cycle as a step of the run, linked to its attempts, and each stage as a span of its own."""
-        stages = {stage: cycle.read(stage) for stage in FOUND}
+        """Record the cycle as a step of the run, linked to its attempts."""
         verdict, window, update = (cycle.of(stage) for stage in ("verdict", "window", "update"))
         step = TrainingStep(
             run_id=self.run_id,
@@ -367,8 +368,20 @@ class Improvement(JobRun):
             attempts=[(rollout_id, "") for rollout_id in window["rollout_ids"]],
         )
         await self._plain.record_step(step)
-        held = {name: facts for name, facts in stages.items() if facts is not None}
-        await self._plain.record_stages(self.run_id, cycle.number, {name: (facts["began"], facts["ended"]) for name, facts in held.items()})
+
+    async def _record_stage(self, cycle: CycleFolder, name: str, facts: dict[str, Any], figures: dict[str, Any]) -> None:
+        """Record a stage that has ended, or a step of a canary, as a span below the cycle's: so its history shows a cycle under way."""
+        stage = TrainingStage(
+            run_id=self.run_id,
+            algorithm=IMPROVE,
+            step=cycle.number,
+            name=name,
+            resources_id=self.settings.upstream_resources,
+            start_time=facts["began"],
+            end_time=facts["ended"],
+            metrics=figures,
+        )
+        await self._patiently(lambda: self._plain.record_stage(stage))
 
 
 def _selected(rollout: Rollout | AttemptedRollout) -> Selected:

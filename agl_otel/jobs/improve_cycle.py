@@ -89,19 +89,52 @@ class CycleFolder:
 
     def metrics(self) -> dict[str, Any]:
         """Return the figures of a cycle with a verdict, flat; of its canary the last step's."""
-        verdict, window, update, gate = (self.of(stage) for stage in ("verdict", "window", "update", "gate"))
-        found: dict[str, Any] = {"verdict": verdict["verdict"], "why": ", ".join(verdict["why"]), "selection": window["selection"]}
-        found |= {"training_run": update["run"], "attempts": len(window["rollout_ids"]), "unrated": window["unrated"]}
-        found |= {name: count for name, count in window["too_old"].items() if count}
-        found |= {"error": update["error"]} if update.get("error") else {}
-        if "held_out" in gate:
-            found |= {f"held_out_{name}": value for name, value in gate["held_out"].items()}
-            found |= {"drift": gate["drift"]} if gate["drift"] is not None else {}
-            for name in ("backtest", "trusted"):
-                if (estimate := gate[name]) is not None:
-                    gain = estimate["gain"]
-                    found |= {f"{name}_gain": gain["value"], f"{name}_low": gain["low"], f"{name}_high": gain["high"]}
-                    found |= {f"{name}_verdict": estimate["verdict"], f"{name}_attempts": estimate["attempts"]}
+        verdict = self.of("verdict")
+        found = {name: figure for stage in FOUND if (facts := self.read(stage)) for name, figure in figures_of(stage, facts).items()}
         steps = (self.read("canary") or {"steps": []})["steps"]
-        found |= {"canary_steps": len(steps)} if steps else {}
-        return found | {f"canary_{name}": steps[-1][name] for name in _OF_CANARY if steps and steps[-1][name] is not None}
+        found |= {"canary_steps": len(steps), **step_figures(steps[-1])} if steps else {}
+        return {**found, "verdict": verdict["verdict"], "why": ", ".join(verdict["why"])}
+
+
+def figures_of(stage: str, facts: dict[str, Any]) -> dict[str, Any]:
+    """Return the figures of what a stage has found, flat; those of a canary's steps are apart."""
+    return _FIGURES[stage](facts)
+
+
+def step_figures(step: dict[str, Any]) -> dict[str, Any]:
+    """Return the figures of a step of a canary (improve_canary.judged_step), flat."""
+    return {f"canary_{name}": step[name] for name in _OF_CANARY if step[name] is not None}
+
+
+def _of_window(facts: dict[str, Any]) -> dict[str, Any]:
+    found = {
+        "selection": facts["selection"],
+        "attempts": len(facts["rollout_ids"]),
+        "unrated": facts["unrated"],
+        "version": facts["version"],
+    }
+    return found | {name: count for name, count in facts["too_old"].items() if count}
+
+
+def _of_update(facts: dict[str, Any]) -> dict[str, Any]:
+    return {"training_run": facts["run"]} | ({"error": facts["error"]} if facts.get("error") else {})
+
+
+def _of_gate(facts: dict[str, Any]) -> dict[str, Any]:
+    found: dict[str, Any] = {"why": ", ".join(facts["why"])}
+    if "held_out" in facts:
+        found |= {f"held_out_{name}": value for name, value in facts["held_out"].items()}
+        found |= {"drift": facts["drift"]} if facts["drift"] is not None else {}
+        for name in ("backtest", "trusted"):
+            if (estimate := facts[name]) is not None:
+                gain = estimate["gain"]
+                found |= {f"{name}_gain": gain["value"], f"{name}_low": gain["low"], f"{name}_high": gain["high"]}
+                found |= {f"{name}_verdict": estimate["verdict"], f"{name}_attempts": estimate["attempts"]}
+    return found
+
+
+def _of_canary(facts: dict[str, Any]) -> dict[str, Any]:
+    return {"why": facts["why"]}
+
+
+_FIGURES: Final = {"window": _of_window, "update": _of_update, "gate": _of_gate, "canary": _of_canary}

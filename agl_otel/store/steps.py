@@ -15,7 +15,7 @@ from agl_otel.store.connections import Connected
 from agl_otel.store.figures import TRAINER
 from agl_otel.store.otlp import encodable, unix_nano
 from agl_otel.traces.steps import METRIC, digest_of, run_span_id_of, span_id_of, trace_id_of
-from agl_otel.types import TrainingRun, TrainingStep, check_id
+from agl_otel.types import TrainingRun, TrainingStage, TrainingStep, check_id
 from agl_otel_hook import conventions, wire
 
 if TYPE_CHECKING:
@@ -56,13 +56,18 @@ class Steps(Connected):
         await connection.writer.write(request for step in new for request in step_requests(step, roots))
         return len(new)
 
-    async def record_stages(self, run_id: str, step: int, stages: Mapping[str, tuple[float, float]]) -> None:
-        """Store the stages of a recorded step as spans below its own: {name: (start, end in Unix seconds)}; again changes nothing.
+    async def record_stage(self, stage: TrainingStage) -> None:
+        """Store an ended stage as a span below that of its step, which may be recorded later; the latest recording counts.
 
-        Raises UnavailableError if no collector accepts them.
+        Raises UnavailableError if no collector accepts it.
         """
-        spans = [stage_span(run_id, step, name, *times) for name, times in stages.items()]
-        await (await self._open()).writer.write([_request(spans)])
+        await (await self._open()).writer.write([_request([stage_span(stage)])])
+
+    async def training_stages(self, run_id: str) -> list[TrainingStage]:
+        """Return the ended stages of a training run's steps, in the order of their ends."""
+        connection = await self._open()
+        await connection.reader.barrier()
+        return await connection.reader.stages(run_id)
 
     async def training_steps(self, run_id: str, *, version: str | int | None = None) -> list[TrainingStep]:
         """Return the steps of a training run in order, each with its consumed attempts; with `version` only those that made it."""
@@ -118,27 +123,38 @@ def step_requests(step: TrainingStep, roots: Mapping[AttemptKey, Root]) -> list[
         conventions.RL_ITERATION: step.step,
         conventions.RL_BATCH_SIZE: step.samples,
     }
-    metrics = {METRIC + name: value for name, value in step.metrics.items() if not isinstance(value, float) or math.isfinite(value)}
     spans = [_span(step, place, {**ids, conventions.TRAIN_EVIDENCE_PLACE: place}, chunk) for place, chunk in enumerate(chunks) if place]
-    spans.append(_span(step, 0, {**ids, **counts, **proposed, **metrics}, chunks[0]))
+    spans.append(_span(step, 0, {**ids, **counts, **proposed, **_metrics(step.metrics)}, chunks[0]))
     return [_request(spans[start : start + REQUEST_SPANS]) for start in range(0, len(spans), REQUEST_SPANS)]
 
 
-def stage_span(run_id: str, step: int, name: str, start: float, end: float) -> bytes:
+def stage_span(stage: TrainingStage) -> bytes:
     """Serialise a stage of a step as a span with an id of its own."""
-    attributes = {conventions.TRAIN_RUN: run_id, conventions.TRAIN_STEP_NUMBER: step, conventions.TRAIN_STAGE: name}
+    attributes = {
+        conventions.TRAIN_RUN: stage.run_id,
+        conventions.TRAIN_ALGORITHM: stage.algorithm,
+        conventions.TRAIN_STEP_NUMBER: stage.step,
+        conventions.TRAIN_STAGE: stage.name,
+        conventions.TRAIN_RESOURCES: stage.resources_id,
+    }
+    start = unix_nano(stage.start_time)
     message = wire.message(
-        bytes.fromhex(trace_id_of(run_id)),
-        bytes.fromhex(span_id_of(run_id, step, name)),
-        bytes.fromhex(span_id_of(run_id, step)),
-        f"{conventions.SPAN_TRAIN_STAGE} {name}",
+        bytes.fromhex(trace_id_of(stage.run_id)),
+        bytes.fromhex(span_id_of(stage.run_id, stage.step, stage.name)),
+        bytes.fromhex(span_id_of(stage.run_id, stage.step)),
+        f"{conventions.SPAN_TRAIN_STAGE} {stage.name}",
         INTERNAL,
-        unix_nano(start),
-        max(unix_nano(start), unix_nano(end)),
-        encodable(attributes),
+        start,
+        max(start, unix_nano(stage.end_time)),
+        encodable({**attributes, **_metrics(stage.metrics)}),
         [],
     )
     return wire.field_of(message)
+
+
+def _metrics(metrics: Mapping[str, Any]) -> dict[str, Any]:
+    """Return metrics as attributes, without those that no number says."""
+    return {METRIC + name: value for name, value in metrics.items() if not isinstance(value, float) or math.isfinite(value)}
 
 
 def _links(step: TrainingStep, roots: Mapping[AttemptKey, Root]) -> tuple[list[tuple[AttemptKey, Root]], int]:

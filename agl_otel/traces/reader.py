@@ -32,7 +32,7 @@ from agl_otel.traces.rows import evaluation_of, event_of, rewards_of, span_of, u
 from agl_otel.traces.span_query import SpanQuery
 from agl_otel.traces.sql import named_query
 from agl_otel.traces.steps import NAMES as STEP_NAMES
-from agl_otel.traces.steps import publishing_step_of, run_of, steps_of, trace_id_of
+from agl_otel.traces.steps import publishing_step_of, run_of, stage_of, steps_of, trace_id_of
 from agl_otel.traces.tokens import (
     Table,
     call_columns,
@@ -57,6 +57,7 @@ from agl_otel.types import (
     Rollout,
     Span,
     TrainingRun,
+    TrainingStage,
     TrainingStep,
     Verdict,
 )
@@ -373,6 +374,11 @@ class TraceReader:
         """Return the steps of a training run in order, only those that made `version` if not empty."""
         given = {"trace": trace_id_of(run_id), "version": version}
         return steps_of(run_id, await self.query(named_query("steps"), params={**given, **names_in("steps", STEP_NAMES)}))
+
+    async def stages(self, run_id: str) -> list[TrainingStage]:
+        """Return the ended stages of a training run's steps, in the order of their ends."""
+        rows = await self.query(named_query("stages"), params={"trace": trace_id_of(run_id), **names_in("stages", STEP_NAMES)})
+        return [stage_of(run_id, row) for row in rows]
 
     async def runs(self, limit: int, *, run_id: str = "") -> list[TrainingRun]:
         """Return the training runs with the latest steps, the latest first; with `run_id` that one alone."""

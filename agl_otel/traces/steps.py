@@ -1,4 +1,4 @@
-"""Converts rows of sql/steps.sql and sql/runs.sql to training steps and runs, and derives the ids of their spans. Pure.
+"""Converts rows of sql/steps.sql, stages.sql and runs.sql to training steps, stages and runs, and derives the ids of their spans. Pure.
 
 All steps of a run form one trace. Trace and span ids are hashes of run and step, so a step recorded twice is the same span.
 """
@@ -10,13 +10,14 @@ from collections.abc import Iterable, Mapping
 from typing import Any, Final
 
 from agl_otel.traces.attributes import typed
-from agl_otel.types import PublishingStep, TrainingRun, TrainingStep
+from agl_otel.types import PublishingStep, TrainingRun, TrainingStage, TrainingStep
 from agl_otel_hook import conventions
 
 NAMES: Final[Mapping[str, str]] = {
     "step": conventions.SPAN_TRAIN_STEP,
     "whole": conventions.SPAN_TRAIN_RUN,
     "outcome": conventions.TRAIN_OUTCOME,
+    "stage": conventions.SPAN_TRAIN_STAGE,
     "evidence": conventions.SPAN_TRAIN_EVIDENCE,
     "run": conventions.TRAIN_RUN,
     "algorithm": conventions.TRAIN_ALGORITHM,
@@ -91,6 +92,22 @@ def run_of(row: Mapping[str, Any]) -> TrainingRun:
     )
 
 
+def stage_of(run_id: str, row: Mapping[str, Any]) -> TrainingStage:
+    """Convert a row of sql/stages.sql."""
+    attributes = typed(row["SpanAttributes"], row["AttrTypes"])
+    start, duration = int(row["StartNano"]), int(row["Duration"])
+    return TrainingStage(
+        run_id=run_id,
+        algorithm=attributes[conventions.TRAIN_ALGORITHM],
+        step=int(attributes[conventions.TRAIN_STEP_NUMBER]),
+        name=attributes[conventions.TRAIN_STAGE],
+        resources_id=attributes[conventions.TRAIN_RESOURCES],
+        start_time=start / 10**9,
+        end_time=(start + duration) / 10**9,
+        metrics=_metrics_in(attributes),
+    )
+
+
 def publishing_step_of(row: Mapping[str, Any]) -> PublishingStep:
     """Convert a row of sql/publishing_steps.sql."""
     texts = {"run_id": row["Run"], "algorithm": row["Algorithm"], "verdict": row["Verdict"]}
@@ -110,9 +127,13 @@ def _step(run_id: str, attributes: Mapping[str, Any], start_nano: int, duration_
         refused=int(attributes[conventions.TRAIN_REFUSED]),
         start_time=start_nano / 10**9,
         end_time=(start_nano + duration_nano) / 10**9,
-        metrics={key.removeprefix(METRIC): value for key, value in attributes.items() if key.startswith(METRIC)},
+        metrics=_metrics_in(attributes),
         unlinked=int(attributes[conventions.TRAIN_ATTEMPTS]),
     )
+
+
+def _metrics_in(attributes: Mapping[str, Any]) -> dict[str, Any]:
+    return {key.removeprefix(METRIC): value for key, value in attributes.items() if key.startswith(METRIC)}
 
 
 def _hash(*names: str, size: int) -> str:

@@ -71,7 +71,7 @@ from agl_otel.types.spans import (
     convert_timestamp,
 )
 from agl_otel.types.stack import Describe
-from agl_otel.types.steps import PublishingStep, TrainingRun, TrainingStep
+from agl_otel.types.steps import PublishingStep, TrainingRun, TrainingStage, TrainingStep
 
 __all__ = [
     "ADOPTED",
@@ -133,6 +133,7 @@ __all__ = [
     "TraceState",
     "TraceStatus",
     "TrainingRun",
+    "TrainingStage",
     "TrainingStep",
     "Triplet",
     "Verdict",

@@ -36,6 +36,22 @@ class TrainingStep(Model):
     """Set on reading: how many further attempts were consumed that have no stored span."""
 
 
+class TrainingStage(Model):
+    """A stage of a step that takes long, as of a cycle of `agl-otel improve`, once it has ended; (run_id, step, name) names it."""
+
+    run_id: str
+    algorithm: str
+    step: int
+    name: str
+    resources_id: str = ""
+    """The set of resources that the step may change."""
+    start_time: float
+    end_time: float
+    """Unix seconds."""
+    metrics: dict[str, Any] = Field(default_factory=dict[str, Any])
+    """Numbers and texts, by name: what it has found."""
+
+
 class PublishingStep(Model):
     """A step of a training run by which versions of a set of resources were published: those after `version_before`, to `version_after`."""
 

@@ -132,7 +132,7 @@ def _losses_of(step: TrainingStep) -> StepLosses:
 async def _cycles(store: Store, request: web.Request) -> Any:
     params = await params_of(request, _RunQuery)
     await store.open()
-    return cycles_of(await store.reader.steps(params.run))
+    return cycles_of(await store.reader.steps(params.run), await store.reader.stages(params.run))
 
 
 async def _step_attempts(store: Store, request: web.Request) -> Any:
@@ -188,7 +188,12 @@ RUNS: Final = (
         list[StepLosses],
     ),
     Route(
-        "GET", "/runs/cycles", _cycles, "The cycles of a run of `agl-otel improve`: evidence, canary and verdict.", _RunQuery, list[Cycle]
+        "GET",
+        "/runs/cycles",
+        _cycles,
+        "The cycles of a run of `agl-otel improve`, with the one under way.",
+        _RunQuery,
+        list[Cycle],
     ),
     Route("GET", "/runs/steps/attempts", _step_attempts, "The attempts that a step of a training run consumed.", _OfStep, PageOf[Linked]),
     Route("GET", "/runs/verdicts", _verdicts, "Verdicts of a run's most recently ended rollouts.", _RunQuery, Verdicts),

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import math
 import uuid
 from typing import Any
 
@@ -13,7 +14,7 @@ from agl_otel.errors import InvalidIdError
 from agl_otel.store import LightningStore
 from agl_otel.store.steps import LINKS, step_requests
 from agl_otel.traces.steps import span_id_of, trace_id_of
-from agl_otel.types import AttemptedRollout, Span, TrainingStep
+from agl_otel.types import AttemptedRollout, Span, TrainingStage, TrainingStep
 from agl_otel_hook import conventions
 from tests.unit.adapters.spans import key_values
 
@@ -229,3 +230,29 @@ async def test_a_version_of_a_set_leads_to_the_cycle_that_published_it(store: Li
     assert len(await store.reader.publishing_steps(served, 1)) == 1 and await store.reader.publishing_steps("none", 9) == []
     [run] = await store.training_runs(run_id=run_id)
     assert (run.steps, run.promoted) == (4, 2)
+
+
+async def test_stages_are_read_by_their_ends_and_the_latest_recording_counts(store: LightningStore) -> None:
+    run_id = f"improve-{uuid.uuid4().hex[:8]}"
+
+    def stage(name: str, start: float, end: float, step: int = 1, **metrics: Any) -> TrainingStage:
+        about: dict[str, Any] = {"run_id": run_id, "algorithm": "improve", "step": step, "name": name, "resources_id": "production"}
+        return TrainingStage(**about, start_time=1_700_000_000.0 + start, end_time=1_700_000_000.0 + end, metrics=metrics)
+
+    window, gate = stage("window", 0, 1, attempts=8, selection="s@1"), stage("gate", 2, 3.5, drift=0.25, why="")
+    for each in (gate, stage("window", 0, 1, attempts=7), window, stage("window", 4, 5, step=2)):
+        await store.record_stage(each)
+    assert await store.training_stages(run_id) == [window, gate, stage("window", 4, 5, step=2)]
+    await store.record_step(a_step([], run_id, 1))
+    assert [step.step for step in await store.training_steps(run_id)] == [1], "a stage is no step"
+    [run] = await store.training_runs(run_id=run_id)
+    assert run.steps == 1
+    assert await store.training_stages("none") == []
+
+
+async def test_a_figure_that_is_no_number_is_not_recorded_of_a_stage(store: LightningStore) -> None:
+    run_id = f"improve-{uuid.uuid4().hex[:8]}"
+    about: dict[str, Any] = {"run_id": run_id, "algorithm": "improve", "step": 1, "name": "gate", "start_time": 1e9, "end_time": 1e9}
+    await store.record_stage(TrainingStage(**about, metrics={"held_out_gain_low": -math.inf, "held_out_after": 1.0}))
+    [found] = await store.training_stages(run_id)
+    assert found.metrics == {"held_out_after": 1.0}

@@ -11,7 +11,7 @@ import pytest
 
 from agl_otel.adapters.gates import REFUSALS
 from agl_otel.store import Store
-from agl_otel.types import LLM, NamedResources, TrainingStep
+from agl_otel.types import LLM, NamedResources, TrainingStage, TrainingStep
 from agl_otel.types.selections import Selected
 from tests.contract.web.browser import built, look
 from tests.contract.web.conftest import Web
@@ -31,6 +31,15 @@ CYCLES: Final[list[tuple[str, str, dict[str, Any], bool]]] = [
     ("rolled_back", "canary_worse", {**GATE, **CANARY, "canary_mean": 0.125}, True),
 ]
 """(verdict, why, further metrics, whether there was a canary)."""
+
+
+UNDER_WAY: Final = 4
+
+
+def stage(number: int, name: str, start: float, **metrics: Any) -> TrainingStage:
+    """A stage of a cycle that took a second."""
+    about: dict[str, Any] = {"run_id": RUN, "algorithm": "improve", "step": number, "name": name, "resources_id": SET}
+    return TrainingStage(**about, start_time=start, end_time=start + 1, metrics=metrics)
 
 
 class Improved(NamedTuple):
@@ -67,11 +76,18 @@ async def improve(store: Store, made: list[Made]) -> list[tuple[str, str]]:
         times: dict[str, Any] = {"start_time": now + 100 * number, "end_time": now + 100 * number + 60}
         attempts = [(each.rollout_id, "") for each in window]
         await store.record_step(TrainingStep(**named, **times, version_before=before, version_after=after, attempts=attempts))
-        await store.record_stages(RUN, number, {"window": (now, now + 1)})
+        await store.record_stage(stage(number, "window", now))
         trained = TrainingStep(run_id=f"{TRAINED}-{number}", algorithm="grpo", step=1, **times, metrics={"reward_mean": 0.5})
         await store.record_step(trained)
         versions.append((before, after))
         before = after
+    for each in (
+        stage(UNDER_WAY, "window", now + 500, attempts=WINDOW, selection=f"{RUN}@3", version=before),
+        stage(UNDER_WAY, "update", now + 501, training_run=f"{TRAINED}-3"),
+        stage(UNDER_WAY, "gate", now + 502, why="", **GATE),
+        stage(UNDER_WAY, "canary 1", now + 503, **CANARY),
+    ):
+        await store.record_stage(each)
     return versions
 
 
@@ -90,7 +106,7 @@ def improved(web: Web) -> Improved:
 
 
 def test_a_run_of_improve_has_its_cycles_with_their_evidence(web: Web, improved: Improved) -> None:
-    first, second, third = web.rest("GET", "/runs/cycles", {"run": RUN}).json
+    first, second, third, last = web.rest("GET", "/runs/cycles", {"run": RUN}).json
     assert {name: first[name] for name in (*GATE, *GAINS, *CANARY)} == {**GATE, **GAINS, **CANARY}
     assert (first["verdict"], first["reasons"], first["selection"]) == ("promoted", [], f"{RUN}@1")
     assert (first["training_run"], first["attempts"], first["resources_id"]) == (f"{TRAINED}-1", WINDOW - 1, SET)
@@ -102,6 +118,9 @@ def test_a_run_of_improve_has_its_cycles_with_their_evidence(web: Web, improved:
     assert (second["canary_share"], third["canary_mean"], third["verdict"]) == (None, 0.125, "rolled_back")
     found = [(each["version_before"], each["version_after"]) for each in (first, second, third)]
     assert found == improved.versions and found[1][0] == found[1][1]
+    assert (last["cycle"], last["verdict"], last["stage"], last["attempts"]) == (UNDER_WAY, "", "canary", WINDOW)
+    assert {name: last[name] for name in (*GATE, *CANARY)} == {**GATE, **CANARY}
+    assert (last["version_before"], last["version_after"]) == (found[2][1], found[2][1])
     assert web.rest("GET", "/runs/cycles", {"run": f"{TRAINED}-1"}).json == web.rest("GET", "/runs/cycles", {"run": "none"}).json == []
     [training] = web.rest("GET", "/runs/training", {"run": RUN}).json
     assert (training["algorithm"], training["steps"], training["promoted"]) == ("improve", 3, 1)

@@ -5,9 +5,11 @@ from __future__ import annotations
 import math
 from typing import Any
 
+import pytest
+
 from agl_otel.adapters.cycles import cycles_of
 from agl_otel.adapters.gates import ALARMS, REFUSALS
-from agl_otel.types import TrainingStep
+from agl_otel.types import TrainingStage, TrainingStep
 
 
 def step(number: int = 1, algorithm: str = "improve", **metrics: Any) -> TrainingStep:
@@ -39,3 +41,46 @@ def test_what_is_no_number_is_none_and_other_algorithms_have_no_cycles() -> None
     odd = cycles_of([step(drift="far", canary_mean=math.nan, canary_begun=True, backtest_gain=math.inf)])[0]
     assert (odd.drift, odd.canary_mean, odd.canary_begun, odd.backtest_gain) == (None, None, None, None)
     assert cycles_of([step(algorithm="grpo", verdict="promoted")]) == []
+
+
+def stage(name: str, start: float, number: int = 2, algorithm: str = "improve", **metrics: Any) -> TrainingStage:
+    about: dict[str, Any] = {"run_id": "improve-1", "algorithm": algorithm, "step": number, "name": name, "resources_id": "production"}
+    return TrainingStage(**about, start_time=start, end_time=start + 0.5, metrics=metrics)
+
+
+WINDOW = {"attempts": 256, "selection": "improve-1@2", "version": "5"}
+CANARY = {"canary_share": 0.1, "canary_begun": 40, "canary_rated": 34, "canary_mean": 0.5, "canary_promoted_mean": 0.25}
+
+
+def test_a_cycle_under_way_has_what_its_stages_found() -> None:
+    stages = [stage("window", 10.0, **WINDOW), stage("update", 11.0, training_run="grpo-2"), stage("gate", 12.0, why="", drift=0.5)]
+    ended, found = cycles_of([step(verdict="promoted")], [*stages, stage("canary 1", 13.0, **CANARY)])
+    assert (ended.cycle, ended.stage) == (1, "")
+    assert (found.cycle, found.verdict, found.stage, found.reasons) == (2, "", "canary", [])
+    assert (found.attempts, found.selection, found.training_run, found.drift) == (256, "improve-1@2", "grpo-2", 0.5)
+    assert (found.version_before, found.version_after, found.resources_id) == ("5", "5", "production")
+    assert (found.start_time, found.end_time, found.canary_share) == (10.0, 13.5, 0.1)
+    assert found.span_id == cycles_of([step(2)])[0].span_id, "the span that it will have"
+
+
+@pytest.mark.parametrize(
+    ("ended", "under_way"),
+    [
+        ([stage("window", 1.0)], "update"),
+        ([stage("window", 1.0), stage("update", 2.0)], "gate"),
+        ([stage("window", 1.0), stage("update", 2.0), stage("gate", 3.0, why="")], "canary"),
+        ([stage("window", 1.0), stage("update", 2.0), stage("gate", 3.0, why="drift")], "verdict"),
+        ([stage("window", 1.0), stage("update", 2.0), stage("gate", 3.0, why=""), stage("canary", 4.0, why="")], "verdict"),
+        ([stage("gate", 1.0, why="drift"), stage("window", 2.0)], "update"),  # of an earlier try, whose folder was removed
+    ],
+)
+def test_the_stage_under_way_is_the_one_after_the_last_that_ended(ended: list[TrainingStage], under_way: str) -> None:
+    [found] = cycles_of([], ended)
+    assert found.stage == under_way
+    assert ([reason.key for reason in found.reasons] == ["drift"]) == (under_way == "verdict" and len(ended) == 3)
+
+
+def test_a_cycle_with_its_verdict_is_not_under_way() -> None:
+    [found] = cycles_of([step(2, verdict="refused")], [stage("window", 1.0), stage("canary", 2.0), stage("window", 1.0, number=1)])
+    assert (found.cycle, found.verdict, found.stage) == (2, "refused", "")
+    assert cycles_of([], [stage("window", 1.0, algorithm="grpo")]) == []

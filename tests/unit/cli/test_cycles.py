@@ -6,7 +6,7 @@ from typing import Any
 
 from agl_otel.adapters.cycles import cycles_of
 from agl_otel.cli.cycles import cycle_rows, reason_lines
-from tests.unit.adapters.test_cycles import step
+from tests.unit.adapters.test_cycles import stage, step
 
 MADE: dict[str, Any] = {"training_run": "grpo-1", "selection": "improve-1@1"}
 HELD_OUT: dict[str, Any] = {
@@ -50,6 +50,14 @@ def test_a_cycle_that_came_to_no_evidence_has_only_its_verdict_and_reasons() -> 
         "cycle 2 rolled back: the held-out score fell by more than chance",
     ]
     assert ["red" in str(line.style) for line in lines] == [False, False, True]
+
+
+def test_a_cycle_under_way_says_which_stage_is() -> None:
+    columns, rows = cycle_rows(cycles_of([step(verdict="refused")], [stage("window", 1.0, attempts=256, selection="improve-1@2")]))
+    found = [dict(zip(columns, row, strict=True)) for row in rows]
+    assert [each["verdict"] for each in found] == ["refused", "update …"]
+    assert found[0]["ended"] and found[1]["ended"] is None
+    assert found[1]["attempts"] == "256 attempts in improve-1@2"
 
 
 def test_what_a_store_has_is_shown_as_text() -> None:

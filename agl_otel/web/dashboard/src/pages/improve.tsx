@@ -12,7 +12,7 @@ import { Reward } from "./rollouts";
 const PAGE = 50, MOST = 1000;
 const COLUMNS = [["Cycle"], ["Ended", "wide"], ["Verdict"], ["Held-out score"], ["Back-test", "wide"], ["Drift", "wide"], ["Canary", "wide"], ["Version", "wide"], ["Made by", "wide"]] as const;
 const signed = (value: number | null) => (value !== null && value > 0 ? "+" : "") + figure(value);
-const words = (verdict: string) => verdict.replace("_", " ");
+const told = (cycle: Cycle) => cycle.stage ? `${cycle.stage} under way` : cycle.verdict.replace("_", " ");
 const view = (run: string) => `/runs/view?run=${id(run)}`;
 const versionOf = (cycle: Cycle, version: string) => <Link to={`/resources/${id(cycle.resources_id)}?version=${id(version)}`}>{visible(version)}</Link>;
 const alarms = (cycle: Cycle) => cycle.reasons.some((reason) => reason.alarm);
@@ -21,9 +21,9 @@ export function Improvement({ run, trained }: { run: string; trained: Training }
   const { refreshMs } = useSettings();
   const now = useNow(5000);
   const { data, error } = useQuery({ queryKey: ["cycles", run], queryFn: ({ signal }) => get<Cycle[]>("/runs/cycles", { run }, signal), refetchInterval: refreshMs ? refreshMs * 2 : false });
-  const cycles = data ?? [];
-  const last = cycles.at(-1), promoted = cycles.filter((cycle) => cycle.verdict === "promoted"), alarmed = cycles.filter(alarms);
-  const points = (read: (cycle: Cycle) => Omit<Point, "x"> | null) => cycles.flatMap((cycle) => { const found = read(cycle); return found ? [{ x: cycle.cycle, note: words(cycle.verdict), ...found }] : []; });
+  const cycles = data ?? [], ended = cycles.filter((cycle) => !cycle.stage);
+  const last = ended.at(-1), promoted = cycles.filter((cycle) => cycle.verdict === "promoted"), alarmed = cycles.filter(alarms);
+  const points = (read: (cycle: Cycle) => Omit<Point, "x"> | null) => cycles.flatMap((cycle) => { const found = read(cycle); return found ? [{ x: cycle.cycle, note: told(cycle), ...found }] : []; });
   const line = (name: string, color: string, read: (cycle: Cycle) => number | null) => (
     { name, color, points: points((cycle) => { const y = read(cycle); return y === null ? null : { y }; }) });
   const after = points(({ held_out_before: from, held_out_after: to, held_out_gain_low: low, held_out_gain_high: high }) =>
@@ -38,12 +38,12 @@ export function Improvement({ run, trained }: { run: string; trained: Training }
           <Fragment key={cycle.cycle}>{place > 0 && ", "}<Link to={`${view(run)}&cycle=${cycle.cycle}`}>cycle {cycle.cycle}</Link></Fragment>)}</p>}
         {data && (
           <div className="stats">
-            <Stat name="Cycles" sub={trained.outcome.split(":")[0] || undefined}>{number(cycles.length)}</Stat>
+            <Stat name="Cycles" sub={trained.outcome.split(":")[0] || undefined}>{number(ended.length)}</Stat>
             <Stat name="Promoted">{number(promoted.length)}</Stat>
             <Stat name="Rolled back" sub="after a canary">{number(cycles.filter((cycle) => cycle.verdict === "rolled_back").length)}</Stat>
             <Stat name="Refused" sub="by the gate">{number(cycles.filter((cycle) => cycle.verdict === "refused").length)}</Stat>
             <Stat name="Held-out score" sub="of what is promoted">{figure(promoted.at(-1)?.held_out_after)}</Stat>
-            <Stat name="Users are served by" sub={last ? `since cycle ${[...cycles].reverse().find((cycle) => cycle.version_before !== cycle.version_after)?.cycle ?? 1}` : undefined}>
+            <Stat name="Users are served by" sub={last ? `since cycle ${[...ended].reverse().find((cycle) => cycle.version_before !== cycle.version_after)?.cycle ?? 1}` : undefined}>
               {last ? <>{visible(last.resources_id)}@{versionOf(last, last.version_after)}</> : "–"}</Stat>
             <Stat name="Began" sub={last ? `the last cycle ended ${ago(last.end_time, now)}` : undefined}>{ago(trained.start_time, now)}</Stat>
           </div>
@@ -67,7 +67,7 @@ function History({ run, cycles }: { run: string; cycles: Cycle[] }) {
   return (
     <section className="card">
       <h2>Cycles <small>the latest first</small></h2>
-      {cycles.length === 0 ? <Empty>No cycle has its verdict yet.</Empty> : (
+      {cycles.length === 0 ? <Empty>No cycle has its window yet.</Empty> : (
         <table className="plain cycles" aria-label="Cycles">
           <thead><tr>{COLUMNS.map(([title, look]) => <th key={title} scope="col" className={look}>{title}</th>)}</tr></thead>
           <tbody>
@@ -75,8 +75,8 @@ function History({ run, cycles }: { run: string; cycles: Cycle[] }) {
               <Fragment key={cycle.cycle}>
                 <tr ref={cycle.cycle === chosen ? row : undefined} className={`${alarms(cycle) ? "alarm" : ""} ${cycle.cycle === chosen ? "chosen" : ""}`}>
                   <td><button aria-expanded={cycle.cycle === chosen} aria-label={`Cycle ${cycle.cycle}`} onClick={() => choose(cycle.cycle)}>{cycle.cycle === chosen ? "▾" : "▸"} {cycle.cycle}</button></td>
-                  <td className="wide" title={when(cycle.end_time)}>{when(cycle.end_time).slice(0, 16)}</td>
-                  <td><Badge kind={cycle.verdict}>{visible(words(cycle.verdict)) || "none"}</Badge>
+                  <td className="wide" title={when(cycle.end_time)}>{cycle.stage ? <span className="dim">–</span> : when(cycle.end_time).slice(0, 16)}</td>
+                  <td><Badge kind={cycle.stage ? "running" : cycle.verdict}>{visible(told(cycle)) || "none"}</Badge>
                     {cycle.reasons.map((reason) => <div key={reason.key} className={reason.alarm ? "bad strong" : "small dim"}>{visible(reason.text)}</div>)}</td>
                   <td><HeldOut of={cycle} /></td>
                   <td className="wide"><Gain value={cycle.backtest_gain} verdict={cycle.backtest_verdict} /></td>
@@ -111,9 +111,9 @@ const TrainingRun = ({ of }: { of: Cycle }) => of.training_run ? <Link className
 function Details({ run, cycle }: { run: string; cycle: Cycle }) {
   const [name, version] = cycle.selection.split("@");
   const facts: (readonly [string, ReactNode])[] = [
-    ["Began, ended", `${when(cycle.start_time)}, ${when(cycle.end_time)}`],
+    cycle.stage ? ["Began", when(cycle.start_time)] : ["Began, ended", `${when(cycle.start_time)}, ${when(cycle.end_time)}`],
     ["Made by", <TrainingRun of={cycle} />],
-    ["Samples", number(cycle.samples)],
+    ["Samples", cycle.stage ? "–" : number(cycle.samples)],
     ["Selection", cycle.selection ? <><Link className="mono" to={`/resources/selection-${id(name ?? "")}?version=${id(version ?? "")}`}>{visible(cycle.selection)}</Link> (<Link to={`/review?selection=${id(cycle.selection)}`}>review</Link>)</> : "–"],
     ["Back-test", <Gain value={cycle.backtest_gain} verdict={cycle.backtest_verdict} />],
     ["Back-test by trusted rewards", <Gain value={cycle.trusted_gain} verdict={cycle.trusted_verdict} />],
@@ -126,7 +126,7 @@ function Details({ run, cycle }: { run: string; cycle: Cycle }) {
   return (
     <div className="grid2">
       <dl className="pairs">{facts.map(([about, value]) => <Fragment key={about}><dt>{about}</dt><dd>{value}</dd></Fragment>)}</dl>
-      <Attempts run={run} cycle={cycle} />
+      {cycle.stage ? <p className="dim small">Its {number(cycle.attempts)} attempts are in the selection.</p> : <Attempts run={run} cycle={cycle} />}
     </div>
   );
 }
