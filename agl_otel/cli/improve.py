@@ -10,6 +10,7 @@ from typing import Any
 import click
 
 from agl_otel.cli.common import Folder, data_dir_option, json_option, own_command, print_json, run_async, setup_logging, store_option
+from agl_otel.cli.job_check import tell_check
 from agl_otel.cli.output import open_console
 from agl_otel.errors import UnavailableError
 from agl_otel.settings import Settings
@@ -23,9 +24,17 @@ from agl_otel.types.options import Whole
 @click.option("--run-dir", type=Folder(), help="The run's folder.  [default: runs/<time> in the data directory]")
 @click.option("--cycles", type=Whole(1), metavar="N", help="End after N cycles, those of before a stop included.  [default: never]")
 @click.option("--force", is_flag=True, help="Resume a run that was begun with another agent, grader or algorithm.")
+@click.option("--check", is_flag=True, help="List all errors in the job, and start nothing; exit code 2 if there are any.")
 @json_option
 def improve(
-    job_file: Path, data_dir: Path | None, store: str | None, run_dir: Path | None, cycles: int | None, force: bool, as_json: bool
+    job_file: Path,
+    data_dir: Path | None,
+    store: str | None,
+    run_dir: Path | None,
+    cycles: int | None,
+    force: bool,
+    check: bool,
+    as_json: bool,
 ) -> None:
     """Learn from the rewards of a running product's users, and give them the better weights, or the better prompts.
 
@@ -39,11 +48,14 @@ def improve(
     search runs on tasks that are made of the traffic, and the gate asks the held-out tasks alone.
 
     Start it again with the same --run-dir to go on: whatever had ended is not repeated, and nothing is promoted twice. While it is not
-    running, the policy does not answer; prompts stay as they were.
+    running, the policy does not answer; prompts stay as they were. With --check nothing is started, as by `agl-otel train --check`.
     """
     setup_logging()
     settings = Settings.load(data_dir=data_dir, store=store)
     console = open_console(stderr=as_json, highlight=False)
+    if check:
+        tell_check(job_file, settings, console, as_json=as_json, improves=True)
+        return
     folder = (run_dir or settings.data_dir / "runs" / time.strftime("%Y%m%d-%H%M%S")).resolve()
     where = ["--store", store] if store else ["--data-dir", str(data_dir)] if data_dir else []
 

@@ -16,6 +16,7 @@ from rich.console import Console
 
 from agl_otel.adapters.losses import cut_replies
 from agl_otel.cli.common import Folder, data_dir_option, json_option, own_command, print_json, run_async, setup_logging, store_option
+from agl_otel.cli.job_check import tell_check
 from agl_otel.cli.live import LiveSteps
 from agl_otel.cli.output import open_console
 from agl_otel.cli.progress_lines import rollout_progress, step_progress
@@ -61,7 +62,7 @@ def train(job_file: Path, data_dir: Path | None, store: str | None, run_dir: Pat
     settings = Settings.load(data_dir=data_dir, store=store)
     console = open_console(stderr=as_json, highlight=False)
     if check:
-        _check(job_file, settings, console, as_json=as_json)
+        tell_check(job_file, settings, console, as_json=as_json)
         return
     folder = (run_dir or settings.data_dir / "runs" / time.strftime("%Y%m%d-%H%M%S")).resolve()
 
@@ -81,31 +82,6 @@ def train(job_file: Path, data_dir: Path | None, store: str | None, run_dir: Pat
     console.print(f"to look at this run: {look}", soft_wrap=True, markup=False, highlight=False)
     if as_json:
         print_json(result)
-
-
-def _check(job_file: Path, settings: Settings, console: Console, *, as_json: bool) -> None:
-    from agl_otel.jobs.check import check_job
-    from agl_otel.jobs.memory import lines_of
-    from agl_otel.stack.supervisor import running_address
-
-    address = running_address(settings)
-    click.echo(f"checking {job_file}: its agent, tasks and model …", err=True)
-    found = run_async(lambda: check_job(job_file, store=address, token=settings.token.get_secret_value()))
-    for problem in found.problems:
-        console.print(f"wrong: {printable_lines(problem)}", soft_wrap=True, markup=False)
-    for warning in found.warnings:
-        console.print(f"warning: {printable_lines(warning)}", soft_wrap=True, markup=False)
-    for line in lines_of(found.memory) if found.memory is not None else ():
-        console.print(line, soft_wrap=True, markup=False)
-    for note in found.notes:
-        console.print(f"note: {printable_lines(note)}", soft_wrap=True, markup=False)
-    if not found.problems:
-        sizes = f"{found.train} tasks to train on, {found.val} to score on"
-        console.print(f"{job_file}: nothing is wrong. {found.algorithm}, {sizes}", soft_wrap=True, markup=False)
-    if as_json:
-        print_json({"ok": not found.problems, **asdict(found)})
-    if found.problems:
-        raise SystemExit(2)
 
 
 async def _train(job_file: Path, settings: Settings, folder: Path, console: Console, force: bool) -> dict[str, Any]:

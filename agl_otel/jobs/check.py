@@ -30,6 +30,7 @@ from agl_otel.runner.job import check_grader
 from agl_otel.store import Store
 from agl_otel.types import RolloutQuery
 
+NO_IMPROVE: Final = "the table [improve] is missing: it must be given, and may be empty (docs/improving.md)"
 SEARCHED_ROLLOUTS: Final = 4096  # last rollouts of the store that are searched for the job's tasks
 SEARCHED_TRACES: Final = 64  # of those, how many are searched for names of agents
 
@@ -57,13 +58,15 @@ def missing_extra(error: ModuleNotFoundError) -> SettingsError:
     return SettingsError(f"training needs the [train] extra ({error.name} is missing): pip install 'agl-otel[train]'")
 
 
-async def check_job(path: Path, *, store: str = "", token: str = "") -> CheckReport:
-    """Check the job file `path`, everything that it names, and the store at this address, if any."""
+async def check_job(path: Path, *, store: str = "", token: str = "", improves: bool = False) -> CheckReport:
+    """Check the job file `path`, everything that it names, and the store at this address, if any; `improves`: and that it has [improve]."""
     found = CheckReport()
     with _collecting(found):
         job, found.problems[:] = Job.read(path)
         if job is not None:
             tasks = _check(job, found)
+            if improves and job.improve is None:
+                found.problems.append(NO_IMPROVE)
             if not found.problems and (note := download_note(job.policy.model, job.folder)) is not None:
                 found.notes.append(note)
             await _check_store(store, token, found, job.options.get("agent_match"), tasks)

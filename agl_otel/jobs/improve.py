@@ -33,6 +33,7 @@ from agl_otel.adapters.offpolicy import Estimate
 from agl_otel.algorithms.offline import Offline
 from agl_otel.algorithms.run_folder import Fingerprint, RunFolder, digest_of, lock_run, run_id_of
 from agl_otel.errors import AgentError, DataError, ModelServerError, SettingsError, TrainingError
+from agl_otel.jobs.check import NO_IMPROVE
 from agl_otel.jobs.improve_canary import CanarySteps, judged_step
 from agl_otel.jobs.improve_cycle import CycleFolder, figures_of, step_figures
 from agl_otel.jobs.improve_evidence import Evidence, arms_since, judged_update
@@ -49,6 +50,8 @@ from agl_otel.types.selections import Selected
 POLL_SECONDS: Final = 1.0
 AWAY_SECONDS: Final = 120.0
 """How long a stack may be away while the loop waits for attempts or for the users of a canary."""
+TOLD_SECONDS: Final = 60.0
+"""How often a window says what it waits for, at most."""
 KEPT_MODELS: Final = 2
 """The promoted weights, and those before."""
 LARGE: Final = ("checkpoints", "weights", "rounds", "policy")
@@ -73,7 +76,7 @@ class Ended:
 def improvement_of(job: Job) -> type[Improvement]:
     """Return the class that improves by the algorithm of a job with [improve]."""
     if job.improve is None:
-        raise SettingsError("the table [improve] is missing: it must be given, and may be empty (docs/improving.md)")
+        raise SettingsError(NO_IMPROVE)
     if job.algorithm.get("name") in SEARCHES:
         return import_module("agl_otel.jobs.improve_prompts").PromptsImprovement
     return import_module("agl_otel.jobs.improve_weights").WeightsImprovement
@@ -219,7 +222,7 @@ class Improvement(JobRun):
             (failed if before.of("update").get("error") else taken).update(before.of("window")["rollout_ids"])
         promotions = [each.ended for each in self.ended if each.verdict == "promoted"]
         changed = promotions[-self.spec.max_promotions - 1] if len(promotions) > self.spec.max_promotions else 0.0
-        rated, watched, told = set[str](), set[str](), 0
+        rated, watched, told = set[str](), set[str](), ("", time.monotonic())
         traffic = Offline(self._plain, self.job.options.get("offline_mode", ADOPTED), None)
         while True:
             began = time.monotonic()
@@ -236,12 +239,13 @@ class Improvement(JobRun):
             ready = [each for each in fresh if each.rollout_id in known][-MOST:]
             unseen = [each.rollout_id for each in ready if each.rollout_id not in learnt]
             missing = self.spec.trusted_rated - len(watched.intersection(unseen)) if self.spec.trusted_sources else 0
-            if learnt and sum(each not in failed for each in ids) >= self.spec.attempts:
-                if missing <= 0:
-                    break
-                if not told or missing > told:
-                    self._say(f"cycle {cycle.number}: {len(ids)} attempts are rated; it waits until {missing} more have a trusted reward")
-                    told = missing
+            new = sum(each not in failed for each in ids)
+            if learnt and new >= self.spec.attempts and missing <= 0:
+                break
+            line = _waits(seen=len(found), rated=new, wanted=self.spec.attempts, unrated=len(fresh) - len(ready), missing=missing)
+            if line != told[0] and time.monotonic() - told[1] > TOLD_SECONDS:
+                self._say(f"cycle {cycle.number}: {line}")
+                told = line, time.monotonic()
             await asyncio.sleep(max(POLL_SECONDS, 10 * (time.monotonic() - began)))  # a long history is read more rarely
         made = {"by": f"improve {self.run_id}", "cycle": cycle.number, "sources": self._sources}
         kept = await self._plain.put_selection(self.run_id, [_selected(each) for each in ready if each.rollout_id in learnt], made)
@@ -382,6 +386,24 @@ class Improvement(JobRun):
             metrics=figures,
         )
         await self._patiently(lambda: self._plain.record_stage(stage))
+
+
+def _waits(*, seen: int, rated: int, wanted: int, unrated: int, missing: int) -> str:
+    """Return what a window waits for, for people.
+
+    Args:
+        seen: attempts of the product that no earlier cycle took.
+        rated, unrated: those that may be learnt from with a reward, and without.
+        wanted: how many of them a cycle needs with one.
+        missing: how many more need a trusted reward.
+    """
+    if not seen:
+        return (
+            "no conversation of the product is here: its calls have to reach the stack's proxy without the ids of a rollout, and the stack "
+            "to adopt their traces (AGL_UNIDENTIFIED=adopt)"
+        )
+    line = f"{rated} of {wanted} attempts are rated, {unrated} wait for a reward"
+    return line + (f"; {missing} more need a trusted one" if missing > 0 else "")
 
 
 def _selected(rollout: Rollout | AttemptedRollout) -> Selected:

@@ -15,7 +15,7 @@ from agl_otel.algorithms.grpo.tiny import make_policy
 from agl_otel.algorithms.run_folder import RUN, SOURCES, RunFolder, Sources
 from agl_otel.cli import main
 from agl_otel.jobs import grpo
-from agl_otel.jobs.check import CheckReport, check_job
+from agl_otel.jobs.check import NO_IMPROVE, CheckReport, check_job
 from agl_otel.jobs.job import Job
 from agl_otel.jobs.sources import sources_of
 
@@ -122,10 +122,10 @@ async def test_a_command_with_fields_missing_from_tasks_is_named(tmp_path: Path)
 def test_the_command_prints_problems_and_fails(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     (tmp_path / "mine.py").write_text(MINE)
 
-    def run(algorithm: str) -> tuple[object, str, dict[str, object]]:
+    def run(algorithm: str, command: str = "train") -> tuple[object, str, dict[str, object]]:
         (tmp_path / "job.toml").write_text(f"{AGENT}[algorithm]\n{algorithm}\n")
         with pytest.raises(SystemExit) as ended:
-            main(["train", str(tmp_path / "job.toml"), "--data-dir", str(tmp_path / "data"), "--check", "--json"])
+            main([command, str(tmp_path / "job.toml"), "--data-dir", str(tmp_path / "data"), "--check", "--json"])
         captured = capsys.readouterr()
         return ended.value.code, captured.err, json.loads(captured.out)
 
@@ -134,6 +134,8 @@ def test_the_command_prints_problems_and_fails(tmp_path: Path, capsys: pytest.Ca
     code, said, told = run("group_size = 1\nlearing_rate = 1.0")
     assert (code, told["ok"]) == (2, False) and "wrong: [algorithm] group_size = 1: " in said
     assert "wrong: [algorithm] unknown key learing_rate: " in said
+    assert run("", "improve")[2]["problems"] == [NO_IMPROVE]
+    assert run("[improve]", "improve")[:1] == (0,)
     assert not (tmp_path / "data").exists()
 
 

@@ -13,6 +13,7 @@ pytest.importorskip("torch", reason="needs the [train] extra")
 
 from agl_otel.algorithms.run_folder import file_digest, model_fingerprint, with_checksum
 from agl_otel.errors import DataError
+from agl_otel.jobs.improve import _waits  # pyright: ignore[reportPrivateUsage]
 from agl_otel.jobs.improve_cycle import CycleFolder
 from agl_otel.jobs.improve_prompts import read_prompts, write_prompts
 from agl_otel.types import PromptTemplate
@@ -85,3 +86,9 @@ def test_prompts_are_served_as_they_were_made_alone(tmp_path: Path) -> None:
     cycle.prompts.unlink()
     with pytest.raises(DataError, match="are not those that the cycle made"):
         cycle.check_made()
+
+
+def test_a_window_says_what_it_waits_for() -> None:
+    assert "AGL_UNIDENTIFIED=adopt" in _waits(seen=0, rated=0, wanted=8, unrated=0, missing=0)
+    assert _waits(seen=9, rated=3, wanted=8, unrated=6, missing=0) == "3 of 8 attempts are rated, 6 wait for a reward"
+    assert _waits(seen=9, rated=9, wanted=8, unrated=0, missing=2).endswith("; 2 more need a trusted one")
