@@ -122,6 +122,11 @@ def test_commands_in_docs_have_the_options_that_they_are_shown_with(page: Path) 
             raise AssertionError(f"{page.name}: {typed}: {error}") from error
 
 
+def with_run(page: str, run: str) -> str:
+    """A page of the docs, whose walk is of the run `support`, with another one: those of several pages may be played on one store."""
+    return page.replace("--run support", f"--run {run}")
+
+
 def commands_in(text: str) -> list[str]:
     """The `agl-otel …` lines of blocks, as a shell reads them: what a backslash or a quote goes on with is one of them."""
     found: list[str] = []

@@ -13,7 +13,7 @@ import pytest
 
 from agl_otel.store import LightningStore
 from tests.contract.store.test_export import Cli, call_of, reward_of
-from tests.unit.test_docs import ROOT, commands_in
+from tests.unit.test_docs import ROOT, commands_in, with_run
 
 TONE = "tone@1"
 
@@ -200,7 +200,8 @@ def test_options_that_contradict_are_refused(options: list[str], why: str, store
 def test_the_walk_of_the_docs_exports_pairs_and_demonstrations(
     store: LightningStore, cli: Cli, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    typed = [shlex.split(each) for each in commands_in((ROOT / "docs" / "reviews.md").read_text()) if each.startswith("agl-otel export")]
+    page = with_run((ROOT / "docs" / "reviews.md").read_text(), "support-reviewed")
+    typed = [shlex.split(each) for each in commands_in(page) if each.startswith("agl-otel export")]
     assert len(typed) == 2
     rubric = typed[0][typed[0].index("--rubric") + 1]
 
@@ -208,7 +209,7 @@ def test_the_walk_of_the_docs_exports_pairs_and_demonstrations(
         for answer, label in (("Sent.", "good"), ("What?", "bad")):
             value, correction = (1, "") if label == "good" else (0, "I have sent it again.")
             review = {"name": "primary", "source": "ann", "rubric": rubric, "label": label, "value": value, "correction": correction}
-            await reviewed(store, "Where is my parcel?", answer, review, run="support")
+            await reviewed(store, "Where is my parcel?", answer, review, run="support-reviewed")
 
     asyncio.run(fill())
     monkeypatch.chdir(tmp_path)

@@ -26,7 +26,7 @@ from tests.contract.store.test_export import call_of
 from tests.contract.store.test_export_reviews import message
 from tests.model_server import ModelServer, in_a_thread
 from tests.system.stack_process import Command, until
-from tests.unit.test_docs import ROOT, commands_in
+from tests.unit.test_docs import ROOT, commands_in, with_run
 
 RUBRIC = "Is it right?\n\nright = 1\nhalf right = 0.5\nnot sure =\nwrong = 0"
 KEY = "sk-the-key-of-the-judge"
@@ -452,14 +452,14 @@ def test_a_run_that_is_killed_goes_on_where_it_was(judged: Judged, model: JudgeS
 def test_the_walk_of_the_docs_judges_compares_and_exports(
     store: LightningStore, model: JudgeServer, capsys: pytest.CaptureFixture[str], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    typed = [shlex.split(each) for each in commands_in((ROOT / "docs" / "judges.md").read_text())]
+    typed = [shlex.split(each) for each in commands_in(with_run((ROOT / "docs" / "judges.md").read_text(), "support-judged"))]
     estimate, first, calibrate, nightly, export = (arguments for _, *arguments in typed)
     rubric, source = first[first.index("--rubric") + 1], f"judge:{first[first.index('--model') + 1]}"
     monkeypatch.setenv("OPENAI_API_KEY", KEY)
     monkeypatch.setenv("OPENAI_BASE_URL", model.url)
     monkeypatch.chdir(tmp_path)
     place = Judged(store, model, capsys, rubric)
-    place.name = "support"
+    place.name = "support-judged"
     place.add(4)
     for number in range(3):
         asyncio.run(store.add_reward(float(number == 1), rollout_id=place.rollouts[number], source="ann", rubric=f"{rubric}@1"))
@@ -475,7 +475,7 @@ def test_the_walk_of_the_docs_judges_compares_and_exports(
     assert f"{source} judged 4 attempts under {rubric}@1: 2 right, 0 half right, 0 not sure, 2 wrong" in run(first)
     assert "0.000 of 3 attempts" in run(calibrate)
     asked = len(model.requests)
-    run([*nightly, "--run", "support"])  # in this store are the attempts of all other tests
+    run([*nightly, "--run", place.name])  # in this store are the attempts of all other tests
     assert len(model.requests) == asked, "it goes on where the first was"
     run([*export, "--take", "incomplete", "--take", "unproven"])
     rows = [json.loads(line) for line in (tmp_path / export[1]).read_text().splitlines()]
