@@ -88,23 +88,21 @@ def cycles_of(steps: Iterable[TrainingStep], stages: Iterable[TrainingStage] = (
     """Return the cycles of a run, the last one by its ended `stages` if it is under way; none if it is no run of `improve`."""
     found = [_cycle_of(step) for step in steps if step.algorithm == IMPROVE]
     ended = found[-1].cycle if found else 0
-    begun = [stage for stage in stages if stage.algorithm == IMPROVE and stage.step > ended]
+    begun = [stage for stage in stages if stage.algorithm == IMPROVE and stage.step == ended + 1]
     return [*found, _under_way(begun)] if begun else found
 
 
 def _under_way(stages: Sequence[TrainingStage]) -> Cycle:
-    """Return the last cycle of which stages have ended; those of an earlier try of it, whose folder was removed, count for nothing."""
-    number = max(stage.step for stage in stages)
-    of_it = [stage for stage in stages if stage.step == number]
-    begun = max((stage.start_time for stage in of_it if stage.name == "window"), default=of_it[0].start_time)
-    own = [stage for stage in of_it if stage.start_time >= begun]
+    """Return the cycle of these stages; those of an earlier try of it, whose folder was removed, count for nothing."""
+    begun = max((stage.start_time for stage in stages if stage.name == "window"), default=stages[0].start_time)
+    own = [stage for stage in stages if stage.start_time >= begun]
     first, last = own[0], own[-1]
     metrics = {name: value for stage in own for name, value in stage.metrics.items()}
     serving = str(metrics.get("version") or "")
     step = TrainingStep(
         run_id=last.run_id,
         algorithm=last.algorithm,
-        step=number,
+        step=last.step,
         resources_id=last.resources_id,
         version_before=serving,
         version_after=serving,

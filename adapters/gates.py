@@ -15,13 +15,16 @@ import numpy as np
 from numpy.typing import NDArray
 
 from agl_otel.adapters.offpolicy import Estimate, Interval
+from agl_otel.errors import DataError
 
 ONE_SIDED: Final = 1.645
 """Quantile of the normal distribution for one side at 95 %."""
 ERROR: Final = 0.05
 """The chance that the bounds of an equal canary ever roll it back."""
 LEAST_RATED: Final = 8
-"""Attempts with trusted rewards without which nothing is said of them."""
+"""Attempts with trusted rewards without which nothing is said of them; and conversations of the promoted weights, beside a canary."""
+LEAST_TASKS: Final = 5
+"""Held-out tasks without which paired_gain is never more than chance."""
 UNSOUND: Final = frozenset({"small_sample", "heavy_tail", "missing_mass"})
 """Doubts (offpolicy.CANNOT_TELL) by which an interval need not have the truth in it."""
 REFUSALS: Final = {
@@ -40,7 +43,7 @@ REFUSALS: Final = {
     "canary_worse": "the canary earned less than the promoted weights by more than chance",
     "canary_no_gain": "the canary's mean reward is lower than the promoted weights' by more than max_drop",
     "canary_down": "the canary's model server ended, or did not answer",
-    "canary_unrated": "the canary's conversations got too few rewards to judge it",
+    "canary_unrated": "too few conversations of the canary, or of the promoted weights in the same time, got rewards to judge it",
 }
 """{why weights or prompts are not promoted: its text}."""
 ALARMS: Final = frozenset({"trusted_falls", "trusted_stays", "trusted_lags"})
@@ -49,26 +52,31 @@ Array = NDArray[np.float64]
 Asked = Literal["off", "not_worse", "better"]
 
 
-def paired_gain(before: Sequence[float], after: Sequence[float], *, level: float = 0.95) -> Interval:
-    """Return the mean gain over the same tasks, with its interval.
+def paired_gain(before: Sequence[float], after: Sequence[float]) -> Interval:
+    """Return the mean gain over the same tasks, with its interval at 95 %.
 
     It is Student's interval of the gains and of two more, the greatest one up and down, as Agresti & Min add to paired proportions ("Simple
     improved confidence intervals for comparing matched proportions", Statistics in Medicine 24, 2005): tasks that rarely differ would else
-    seem to agree. At 95 % it calls equal policies better, or worse, in at most 2.5 % of runs of 8 to 200 tasks; a bootstrap of the gains
-    alone did in 10 %, where one task in twenty differed.
+    seem to agree. Where gains are symmetric, it calls equal policies better, or worse, in at most 3 % of runs of 8 to 200 tasks; a
+    bootstrap of the gains alone did in 10 %, where one task in twenty differed. Fewer than LEAST_TASKS never differ by more than chance;
+    rare gains that are much greater than all others need more tasks.
+
+    Raises DataError without tasks, or where they are not the same.
     """
+    if not before or len(before) != len(after):
+        raise DataError(f"a gain is of the same tasks before and after: these are {len(before)} and {len(after)}")
     gains = np.asarray(after, np.float64) - np.asarray(before, np.float64)
     value, most = float(gains.mean()), float(np.abs(gains).max())
     if len(gains) < 2:
         return Interval(value, -math.inf, math.inf)
     added = np.append(gains, [most, -most])
-    width = _student_quantile((1 + level) / 2, len(added) - 1) * math.sqrt(_squared_error(added))
+    width = _student_quantile(len(added) - 1) * math.sqrt(_squared_error(added))
     return Interval(value, float(added.mean()) - width, float(added.mean()) + width)
 
 
-def _student_quantile(chance: float, degrees: int) -> float:
-    """Return the quantile of Student's t distribution; from 3 degrees on it is within 1 % (Abramowitz & Stegun, 26.7.5)."""
-    z = NormalDist().inv_cdf(chance)
+def _student_quantile(degrees: int) -> float:
+    """Return the 97.5 % quantile of Student's t distribution; from 3 degrees on it is within 1 % (Abramowitz & Stegun, 26.7.5)."""
+    z = NormalDist().inv_cdf(0.975)
     terms = (
         (z**3 + z) / 4,
         (5 * z**5 + 16 * z**3 + 3 * z) / 96,
@@ -149,13 +157,14 @@ def refusals(
         drift: divergence; None: it is not known.
     """
     better = backtest is not None and backtest.verdict == "better"
+    loses = not held_out.high >= 0  # also where it is not a number
     falls = trusted is not None and trusted.gain.high < 0
     more = backtest is not None and backtest.gain.low > 0  # also where the estimate is in doubt: an alarm is cheap
     stays = more and not falls and trusted is not None and trusted.gain.low < trusted.gain.value <= 0
     unsure = rules.max_trusted_drop is not None and not (trusted is not None and _speaks_for(trusted, rules.max_trusted_drop))
     found = {
-        "held_out_falls": rules.held_out != "off" and held_out.high < 0,
-        "held_out_no_gain": rules.held_out == "better" and held_out.high >= 0 and held_out.low <= 0,
+        "held_out_falls": rules.held_out != "off" and loses,
+        "held_out_no_gain": rules.held_out == "better" and not loses and not held_out.low > 0,
         "backtest_worse": rules.backtest != "off" and backtest is not None and backtest.verdict == "worse",
         "backtest_not_better": rules.backtest == "better" and not better and not (backtest is not None and backtest.verdict == "worse"),
         "drift_unknown": rules.max_drift is not None and drift is None,
@@ -208,7 +217,7 @@ def canary_verdict(
         canary: rewards of its conversations in this step.
         stable: those of the promoted weights at the same time.
         begun: its conversations in this step, rated or not.
-        planned: rewards after which it passes, if nothing speaks against it.
+        planned: rewards after which it passes, if nothing speaks against it, and the promoted weights have got LEAST_RATED by then.
         most: conversations after which it is rolled back, if it has not got these rewards.
         spread: the range of rewards.
         max_drop: by how much its mean may be lower; chance alone makes half of equal canaries lower.
@@ -217,6 +226,6 @@ def canary_verdict(
     bounds = difference_bounds(canary, stable, spread=spread, planned=planned, error=ERROR / steps)
     if bounds.high < 0:
         return "roll_back", "canary_worse"
-    if len(canary) >= planned and len(stable):
+    if len(canary) >= planned and len(stable) >= min(planned, LEAST_RATED):
         return ("pass", "") if bounds.value >= -max_drop else ("roll_back", "canary_no_gain")
     return ("roll_back", "canary_unrated") if begun >= most else ("wait", "")

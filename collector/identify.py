@@ -57,10 +57,13 @@ def identify(
     """Return the identities of a request's items. `metadata` has lower-case keys.
 
     `levels` counts the sources of ids: span, resource, metadata, trace or parent. `known` None, for senders with a bound key: nothing is
-    inherited by trace or parent. `bind` assigns items that name no rollout; their identities hold the attempt id that they name, if any.
+    inherited by trace or parent, as where the metadata asks for that. `bind` assigns items that name no rollout; their identities hold the
+    attempt id that they name, if any.
     `records`: the items are log records, which inherit from their own span instead of a parent.
     """
     levels = Counter() if levels is None else levels
+    if metadata.get(conventions.HEADER_INHERIT) == conventions.INHERIT_NONE:
+        known = None
     found, unnamed = _named(scan, _metadata_level(metadata), levels)
     if scan.defects or (unnamed and known is not None):
         return _one_by_one(scan, found, unnamed, known, records=records, levels=levels)

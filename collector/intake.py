@@ -42,7 +42,9 @@ from agl_otel.net.in_flight import InFlight
 from agl_otel_hook import conventions
 
 _KEY_BYTES: Final = 16
-METADATA: Final = frozenset({conventions.HEADER_ROLLOUT_ID, conventions.HEADER_ATTEMPT_ID, conventions.HEADER_ACK})
+METADATA: Final = frozenset(
+    {conventions.HEADER_ROLLOUT_ID, conventions.HEADER_ATTEMPT_ID, conventions.HEADER_ACK, conventions.HEADER_INHERIT}
+)
 """Headers that transports pass on; of a repeated one the first, like the Go collector."""
 
 ACK_LEVELS: Final = frozenset({"", "durable", "stored"})

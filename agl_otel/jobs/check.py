@@ -16,6 +16,7 @@ from pathlib import Path
 from types import ModuleType
 from typing import Any, Final
 
+from agl_otel.adapters.gates import LEAST_TASKS
 from agl_otel.adapters.traffic import EXAMPLE
 from agl_otel.algorithms.hub import download_note
 from agl_otel.algorithms.run_folder import RUN, Sources, check_run, digest_of
@@ -108,6 +109,10 @@ def _check(job: Job, found: CheckReport) -> list[Any]:
         with _collecting(found):
             val = job.tasks("val")
     found.train, found.val = len(train), len(val)
+    if job.improve is not None and job.improve.held_out != "off" and 0 < len(val) < LEAST_TASKS:
+        found.warnings.append(
+            f"[data] val has {len(val)} tasks: of fewer than {LEAST_TASKS}, a gate never says that a score fell or rose by more than chance"
+        )
     if not scores:
         with _collecting(found):
             own.named(job, val=job.data.val is not None)

@@ -123,7 +123,8 @@ def judged_update(
         first: the attempts with both rewards of the first cycle that had enough of them; None: this is the first.
     """
     scores = counted(before), counted(after)
-    gain = paired_gain(*scores)
+    usual = bounds_of([*scores[0], *scores[1]])  # else one outlier would hide what became of all other tasks
+    gain = paired_gain(*(np.clip(each, *usual).tolist() for each in scores))
     lags = trusted_lags(first or found.rated, found.rated)
     why = refusals(rules, held_out=gain, backtest=found.backtest, trusted=found.trusted, lags=lags, drift=found.drift)
     held_out = {"before": float(np.mean(scores[0])), "after": float(np.mean(scores[1])), "gain_low": gain.low, "gain_high": gain.high}

@@ -53,7 +53,7 @@ class Steps(Connected):
             known |= await connection.reader.known_steps(trace_id_of(run_id), [span_id_of(run_id, step.step) for step in steps])
         new = [step for step in steps if known.get(span_id_of(step.run_id, step.step)) != digest_of(step)]
         roots = await connection.reader.roots(sorted({rollout_id for step in new for rollout_id, _ in step.attempts}))
-        await connection.writer.write(request for step in new for request in step_requests(step, roots))
+        await connection.writer.write((request for step in new for request in step_requests(step, roots)), inherits=False)
         return len(new)
 
     async def record_stage(self, stage: TrainingStage) -> None:
@@ -61,7 +61,7 @@ class Steps(Connected):
 
         Raises UnavailableError if no collector accepts it.
         """
-        await (await self._open()).writer.write([_request([stage_span(stage)])])
+        await (await self._open()).writer.write([_request([stage_span(stage)])], inherits=False)
 
     async def training_stages(self, run_id: str) -> list[TrainingStage]:
         """Return the ended stages of a training run's steps, in the order of their ends."""
@@ -81,7 +81,7 @@ class Steps(Connected):
         Raises InvalidIdError, UnavailableError if no collector accepts it.
         """
         check_id(run_id, "run id")
-        await (await self._open()).writer.write([outcome_request(run_id, outcome, algorithm, time.time_ns())])
+        await (await self._open()).writer.write([outcome_request(run_id, outcome, algorithm, time.time_ns())], inherits=False)
 
     async def training_runs(self, *, limit: int = 100, run_id: str = "") -> list[TrainingRun]:
         """Return the training runs with the latest steps, the latest first; with `run_id` that one alone."""

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable
+from collections.abc import Iterable, Mapping
 from typing import Final
 
 import aiohttp
@@ -22,6 +22,7 @@ from agl_otel_hook import conventions
 
 CALL_SECONDS: Final = 60.0  # an insert behind others may take seconds
 RETRY_SECONDS: Final = 10.0  # longer than a collector takes to restart
+NOTHING_INHERITED: Final = {conventions.HEADER_INHERIT: conventions.INHERIT_NONE}
 
 
 class SpanWriter:
@@ -41,8 +42,10 @@ class SpanWriter:
             await self._session.close()
             self._session = None
 
-    async def write(self, requests: Iterable[bytes]) -> None:
+    async def write(self, requests: Iterable[bytes], *, inherits: bool = True) -> None:
         """Send serialised ExportTraceServiceRequests; their spans are readable when this returns.
+
+        Unless `inherits`, spans that name no rollout stay without one, whoever opened their trace.
 
         Raises DataError if the collector refuses spans (all others of all requests are stored), UnavailableError if no collector accepts
         them.
@@ -50,7 +53,7 @@ class SpanWriter:
         refused, reasons = 0, list[str]()
         for request in requests:
             try:
-                answer = await self._sent(TRACES_PATH, request)
+                answer = await self._sent(TRACES_PATH, request, {} if inherits else NOTHING_INHERITED)
             except DataError as error:
                 sent = ExportTraceServiceRequest.FromString(request)
                 refused += sum(len(scope.spans) for resource in sent.resource_spans for scope in resource.scope_spans)
@@ -76,10 +79,10 @@ class SpanWriter:
         if partial.rejected_log_records:
             raise DataError(f"the collector refused {partial.rejected_log_records} log records: {partial.error_message}")
 
-    async def _sent(self, path: str, body: bytes) -> bytes:
-        return await retry(lambda: self._post(path, body), seconds=RETRY_SECONDS)
+    async def _sent(self, path: str, body: bytes, headers: Mapping[str, str] = {}) -> bytes:
+        return await retry(lambda: self._post(path, body, headers), seconds=RETRY_SECONDS)
 
-    async def _post(self, path: str, body: bytes) -> bytes:
+    async def _post(self, path: str, body: bytes, headers: Mapping[str, str]) -> bytes:
         url = self._url or (await self._queue.describe()).collector_http
         if url is None:
             raise UnavailableError("the stack has no collector (yet): is `agl-otel up` running?")
@@ -88,7 +91,7 @@ class SpanWriter:
                 headers=self._headers, timeout=aiohttp.ClientTimeout(total=CALL_SECONDS), connector=connector()
             )
         try:
-            async with self._session.post(url + path, data=body) as response:
+            async with self._session.post(url + path, data=body, headers=headers) as response:
                 code, answer = response.status, await response.read()
         except (aiohttp.ClientError, TimeoutError) as error:
             self._url = None

@@ -32,7 +32,7 @@ from agl_otel.traces.rows import evaluation_of, event_of, rewards_of, span_of, u
 from agl_otel.traces.span_query import SpanQuery
 from agl_otel.traces.sql import named_query
 from agl_otel.traces.steps import NAMES as STEP_NAMES
-from agl_otel.traces.steps import publishing_step_of, run_of, stage_of, steps_of, trace_id_of
+from agl_otel.traces.steps import publishing_step_of, run_of, stages_of, steps_of, trace_id_of
 from agl_otel.traces.tokens import (
     Table,
     call_columns,
@@ -377,8 +377,8 @@ class TraceReader:
 
     async def stages(self, run_id: str) -> list[TrainingStage]:
         """Return the ended stages of a training run's steps, in the order of their ends."""
-        rows = await self.query(named_query("stages"), params={"trace": trace_id_of(run_id), **names_in("stages", STEP_NAMES)})
-        return [stage_of(run_id, row) for row in rows]
+        given = {"trace": trace_id_of(run_id)}
+        return stages_of(run_id, await self.query(named_query("stages"), params={**given, **names_in("stages", STEP_NAMES)}))
 
     async def runs(self, limit: int, *, run_id: str = "") -> list[TrainingRun]:
         """Return the training runs with the latest steps, the latest first; with `run_id` that one alone."""

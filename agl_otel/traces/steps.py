@@ -5,6 +5,7 @@ All steps of a run form one trace. Trace and span ids are hashes of run and step
 
 from __future__ import annotations
 
+import contextlib
 import hashlib
 from collections.abc import Iterable, Mapping
 from typing import Any, Final
@@ -17,7 +18,7 @@ NAMES: Final[Mapping[str, str]] = {
     "step": conventions.SPAN_TRAIN_STEP,
     "whole": conventions.SPAN_TRAIN_RUN,
     "outcome": conventions.TRAIN_OUTCOME,
-    "stage": conventions.SPAN_TRAIN_STAGE,
+    "stage": f"{conventions.SPAN_TRAIN_STAGE} ",
     "evidence": conventions.SPAN_TRAIN_EVIDENCE,
     "run": conventions.TRAIN_RUN,
     "algorithm": conventions.TRAIN_ALGORITHM,
@@ -61,16 +62,17 @@ def digest_of(step: TrainingStep) -> str:
 
 
 def steps_of(run_id: str, rows: Iterable[Mapping[str, Any]]) -> list[TrainingStep]:
-    """Convert rows to steps, in order, with all of their attempts."""
+    """Convert rows to steps, in order, with all of their attempts; without those that lack what a trainer records, as in stages_of."""
     steps: dict[str, TrainingStep] = {}
     attempts: dict[str, list[tuple[str, str]]] = {}
     for row in rows:
         attributes = typed(row["SpanAttributes"], row["AttrTypes"])
         # links of an earlier recording may still exist
-        key = f"{attributes[conventions.TRAIN_STEP_NUMBER]}/{attributes[conventions.TRAIN_DIGEST]}"
+        key = f"{attributes.get(conventions.TRAIN_STEP_NUMBER)}/{attributes.get(conventions.TRAIN_DIGEST)}"
         attempts.setdefault(key, []).extend((rollout_id, attempt_id) for rollout_id, attempt_id in row["Attempts"])
         if row["SpanName"] == conventions.SPAN_TRAIN_STEP:
-            steps[key] = _step(run_id, attributes, int(row["StartNano"]), int(row["Duration"]))
+            with contextlib.suppress(*_NOT_RECORDED):
+                steps[key] = _step(run_id, attributes, int(row["StartNano"]), int(row["Duration"]))
     found = [
         step.model_copy(update={"attempts": attempts[key], "unlinked": step.unlinked - len(attempts[key])}) for key, step in steps.items()
     ]
@@ -92,8 +94,19 @@ def run_of(row: Mapping[str, Any]) -> TrainingRun:
     )
 
 
-def stage_of(run_id: str, row: Mapping[str, Any]) -> TrainingStage:
-    """Convert a row of sql/stages.sql."""
+_NOT_RECORDED: Final = (KeyError, TypeError, ValueError, OverflowError)  # pydantic's error is a ValueError
+
+
+def stages_of(run_id: str, rows: Iterable[Mapping[str, Any]]) -> list[TrainingStage]:
+    """Convert rows of sql/stages.sql, without those that lack what a trainer records: a stack without a token takes spans of anybody."""
+    found: list[TrainingStage] = []
+    for row in rows:
+        with contextlib.suppress(*_NOT_RECORDED):
+            found.append(_stage(run_id, row))
+    return found
+
+
+def _stage(run_id: str, row: Mapping[str, Any]) -> TrainingStage:
     attributes = typed(row["SpanAttributes"], row["AttrTypes"])
     start, duration = int(row["StartNano"]), int(row["Duration"])
     return TrainingStage(

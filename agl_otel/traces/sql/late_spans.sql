@@ -1,4 +1,5 @@
 -- Spans of some traces that are stored without ids only, with what is known of their trace and of their parent: columns of late.Pending.
+-- Spans of training runs get no ids.
 WITH known AS (
   SELECT TraceId, SpanId, RolloutId, AttemptId,
     (SpanName = {attempt:String} AND ParentSpanId = '') OR RolloutId = concat({adopted:String}, TraceId)
@@ -17,7 +18,7 @@ FROM (
       (ResourceAttributes[{sequence:String}], AttrTypes[concat('resource:', {sequence:String})])]) AS Sequence,
     mapContains(SpanAttributes, {invalid:String}) AS Invalid
   FROM otel.otel_traces
-  WHERE RolloutId = '' AND TraceId IN {traces:Array(String)} AND (TraceId, SpanId) > ({after_trace:String}, {after_span:String})
+  WHERE RolloutId = '' AND TraceId IN {traces:Array(String)} AND NOT startsWith(SpanName, {train:String}) AND (TraceId, SpanId) > ({after_trace:String}, {after_span:String})
     AND (TraceId, SpanId) NOT IN (SELECT TraceId, SpanId FROM known)
   ORDER BY TraceId, SpanId, Invalid, ReceivedAt, BatchId, BatchPos
   LIMIT 1 BY TraceId, SpanId

@@ -304,6 +304,14 @@ async def test_steps_of_training_runs_are_not_adopted(late_store: LateStore, que
     assert not (await queue.client.query_rollouts()).items
 
 
+async def test_spans_of_training_runs_get_no_ids_whoever_opens_their_trace(late_store: LateStore) -> None:
+    await late_store.store([span(1, 0, "ro-1", "at-1", conventions.SPAN_ATTEMPT), span(4, 1)])
+    await late_store.store([span(2, 1, name="agentlightning.train.step"), span(3, 1, name="agentlightning.train.stage gate")])
+    assert (await late_store.run())["spans"] == 1
+    assert [row["spanId"] for row in late_store.copies()] == [f"{4:016x}"]
+    assert (await late_store.run())["spans"] == 0
+
+
 async def test_a_trace_whose_root_failed_becomes_a_failed_rollout(late_store: LateStore, queue: LocalQueue) -> None:
     await late_store.store([span(1, 0, age=70, columns={"StatusCode": "Error", "StatusMessage": "no model"})])
     await late_store.run()

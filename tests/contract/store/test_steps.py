@@ -9,6 +9,8 @@ from typing import Any
 
 import pytest
 from opentelemetry.proto.collector.trace.v1.trace_service_pb2 import ExportTraceServiceRequest
+from opentelemetry.proto.trace.v1.trace_pb2 import ResourceSpans, ScopeSpans
+from opentelemetry.proto.trace.v1.trace_pb2 import Span as ProtoSpan
 
 from agl_otel.errors import InvalidIdError
 from agl_otel.store import LightningStore
@@ -256,3 +258,38 @@ async def test_a_figure_that_is_no_number_is_not_recorded_of_a_stage(store: Ligh
     await store.record_stage(TrainingStage(**about, metrics={"held_out_gain_low": -math.inf, "held_out_after": 1.0}))
     [found] = await store.training_stages(run_id)
     assert found.metrics == {"held_out_after": 1.0}
+
+
+async def test_who_writes_into_the_trace_of_a_run_hides_none_of_its_steps(store: LightningStore) -> None:
+    """Its trace id can be computed from its id; spans in it that name no rollout would else get that of the trace, or of their parent."""
+    run_id = f"improve-{uuid.uuid4().hex[:8]}"
+    begun = await store.start_rollout({"question": 1})
+    ids: dict[str, Any] = {"rollout_id": begun.rollout_id, "attempt_id": begun.attempt.attempt_id, "trace_id": trace_id_of(run_id)}
+    opener = Span.from_attributes(**ids, sequence_id=1, name=conventions.SPAN_ATTEMPT, span_id="1" * 16, parent_id=None, attributes={})
+    parent = Span.from_attributes(**ids, sequence_id=2, name="hello", span_id=span_id_of(run_id, 2), parent_id="1" * 16, attributes={})
+    await store.add_many_spans([opener, parent])
+    about: dict[str, Any] = {"run_id": run_id, "algorithm": "improve", "start_time": 1_700_000_000.0, "end_time": 1_700_000_001.0}
+    stages = [TrainingStage(**about, step=2, name=name) for name in ("window", "update")]
+    await store.record_outcome(run_id, "", algorithm="improve")
+    assert await store.record_step(a_step([key(begun)], run_id, 1))
+    for stage in stages:
+        await store.record_stage(stage)
+    assert not await store.record_step(a_step([key(begun)], run_id, 1)), "it is known"
+    assert [step.step for step in await store.training_steps(run_id)] == [1]
+    assert sorted(stage.name for stage in await store.training_stages(run_id)) == ["update", "window"]
+    assert [run.steps for run in await store.training_runs(run_id=run_id)] == [1]
+
+
+@pytest.mark.parametrize("name", ["agentlightning.train.stage gate", "agentlightning.train.stage", conventions.SPAN_TRAIN_STEP])
+@pytest.mark.parametrize("number", [None, "five", math.nan, math.inf, [1], 10**18])
+async def test_spans_that_no_trainer_recorded_are_left_out(store: LightningStore, name: str, number: Any) -> None:
+    """A stack without a token takes them of anybody."""
+    run_id = f"improve-{uuid.uuid4().hex[:8]}"
+    attributes = {conventions.TRAIN_RUN: run_id} | ({} if number is None else {conventions.TRAIN_STEP_NUMBER: number})
+    odd = ProtoSpan(trace_id=bytes.fromhex(trace_id_of(run_id)), span_id=b"\x11" * 8, name=name, attributes=key_values(attributes))
+    odd.start_time_unix_nano = odd.end_time_unix_nano = 10**18
+    request = ExportTraceServiceRequest(resource_spans=[ResourceSpans(scope_spans=[ScopeSpans(spans=[odd])])]).SerializeToString()
+    await (await store._open()).writer.write([request], inherits=False)  # pyright: ignore[reportPrivateUsage]  # below what users call
+    assert await store.record_step(a_step([], run_id, 1))
+    assert [step.step for step in await store.training_steps(run_id)] == [1]
+    assert await store.training_stages(run_id) == []

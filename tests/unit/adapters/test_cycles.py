@@ -75,7 +75,7 @@ def test_a_cycle_under_way_has_what_its_stages_found() -> None:
     ],
 )
 def test_the_stage_under_way_is_the_one_after_the_last_that_ended(ended: list[TrainingStage], under_way: str) -> None:
-    [found] = cycles_of([], ended)
+    _, found = cycles_of([step()], ended)
     assert found.stage == under_way
     assert ([reason.key for reason in found.reasons] == ["drift"]) == (under_way == "verdict" and len(ended) == 3)
 
@@ -83,4 +83,5 @@ def test_the_stage_under_way_is_the_one_after_the_last_that_ended(ended: list[Tr
 def test_a_cycle_with_its_verdict_is_not_under_way() -> None:
     [found] = cycles_of([step(2, verdict="refused")], [stage("window", 1.0), stage("canary", 2.0), stage("window", 1.0, number=1)])
     assert (found.cycle, found.verdict, found.stage) == (2, "refused", "")
-    assert cycles_of([], [stage("window", 1.0, algorithm="grpo")]) == []
+    assert cycles_of([], [stage("window", 1.0, number=1, algorithm="grpo")]) == []
+    assert cycles_of([step(1)], [stage("window", 1.0), stage("window", 2.0, number=10**18)])[1].cycle == 2, "cycles have no gaps"

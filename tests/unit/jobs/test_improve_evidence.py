@@ -98,3 +98,12 @@ def test_a_gate_keeps_the_scores_in_which_a_missing_reward_is_0_and_the_evidence
 def test_one_held_out_task_says_nothing_of_a_gain() -> None:
     gate = judged_update(Rules(), before=[1.0], after=[0.0], found=Evidence((0.0, 1.0)), first=None)
     assert (gate["why"], gate["held_out"]["gain_low"], gate["held_out"]["gain_high"]) == ([], -np.inf, np.inf)
+
+
+def test_an_outlier_does_not_hide_what_became_of_the_other_tasks() -> None:
+    gates = [
+        judged_update(Rules(), before=[1.0] * 50, after=after, found=Evidence((0.0, 1.0)), first=None)
+        for after in ([0.5] * 50, [0.5] * 49 + [-100.0])
+    ]
+    assert [gate["why"] for gate in gates] == [["held_out_falls"]] * 2
+    assert gates[1]["held_out"]["after"] == pytest.approx(-1.51), "the score itself is what it is"

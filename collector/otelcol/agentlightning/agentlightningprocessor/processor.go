@@ -204,5 +204,9 @@ func headersOf(ctx context.Context) identify.Headers {
 		}
 		return ""
 	}
-	return identify.Headers{RolloutID: first(identify.HeaderRolloutID), AttemptID: first(identify.HeaderAttemptID)}
+	return identify.Headers{
+		RolloutID: first(identify.HeaderRolloutID),
+		AttemptID: first(identify.HeaderAttemptID),
+		Inherit:   first(identify.HeaderInherit),
+	}
 }

@@ -40,8 +40,8 @@ func (f *Found) Foreign() bool {
 	}
 }
 
-// Headers are the ids in a request's metadata.
-type Headers struct{ RolloutID, AttemptID string }
+// Headers are what a request's metadata says: ids, and whether anything is inherited.
+type Headers struct{ RolloutID, AttemptID, Inherit string }
 
 // Options of identification.
 type Options struct {
@@ -56,8 +56,8 @@ type Options struct {
 
 func (o Options) noText(index int) bool { return index < len(o.NoText) && o.NoText[index] }
 
-// Spans gives one Found for each span, in the order of the request. Where `known` is nil nothing is inherited, by trace or by parent: of a
-// sender whose key is bound, Bind says whose the rest is, which has the attempt, if any, that is named without a rollout.
+// Spans gives one Found for each span, in the order of the request. Where `known` is nil, or the headers ask for it, nothing is inherited, by
+// trace or by parent: of a sender whose key is bound, Bind says whose the rest is, which has the attempt, if any, that is named without a rollout.
 func Spans(request ptrace.Traces, headers Headers, known Known, options Options) []Found {
 	lowest := checked(level{rollout: headers.RolloutID, attempt: headers.AttemptID})
 	found := make([]Found, 0, request.SpanCount())
@@ -78,7 +78,7 @@ func Spans(request ptrace.Traces, headers Headers, known Known, options Options)
 			}
 		}
 	}
-	if open && known != nil {
+	if open && known != nil && headers.Inherit != InheritNone {
 		newInheritance(found, pending, parents, known).run()
 	}
 	return found
@@ -95,7 +95,7 @@ func Logs(request plog.Logs, headers Headers, known Known, options Options) []Fo
 				own := levelOf(record.Attributes())
 				one, named := explicit(own, resource, lowest, checkRecord(record, options, len(found)))
 				one.TraceID, one.SpanID = record.TraceID(), record.SpanID()
-				if !named && known != nil {
+				if !named && known != nil && headers.Inherit != InheritNone {
 					ids, ok := known.OpenedBy(one.TraceID)
 					if !ok {
 						ids, _ = known.Span(one.TraceID, one.SpanID)

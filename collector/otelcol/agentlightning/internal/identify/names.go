@@ -19,6 +19,9 @@ const (
 	HeaderRolloutID = "agl-rollout-id"
 	HeaderAttemptID = "agl-attempt-id"
 	HeaderAck       = "agl-ack"
+	// HeaderInherit says, with InheritNone, that what names no rollout gets none by its trace or parent.
+	HeaderInherit = "agl-inherit"
+	InheritNone   = "none"
 
 	// SpanAttempt is the name of an attempt's root span.
 	SpanAttempt = "agentlightning.attempt"

@@ -15,6 +15,7 @@ func TestNamesAndReasonsAreThoseOfThePythonSide(t *testing.T) {
 	for name, ours := range map[string]string{
 		"ROLLOUT_ID": AttrRolloutID, "ATTEMPT_ID": AttrAttemptID, "SEQUENCE_ID": AttrSequenceID, "INVALID": AttrInvalid,
 		"HEADER_ROLLOUT_ID": HeaderRolloutID, "HEADER_ATTEMPT_ID": HeaderAttemptID, "HEADER_ACK": HeaderAck,
+		"HEADER_INHERIT": HeaderInherit, "INHERIT_NONE": InheritNone,
 		"SPAN_ATTEMPT": SpanAttempt, "SPAN_SEAL": SpanSeal, "REWARD_GIVEN": AttrRewardGiven, "SPAN_LLM": SpanLLM, "TRAIN": Train,
 		"FEEDBACK": Feedback,
 	} {

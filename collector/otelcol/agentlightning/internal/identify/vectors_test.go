@@ -100,7 +100,7 @@ func TestGoldenVectors(t *testing.T) {
 }
 
 func runStep(t *testing.T, s step, memory *Memory, now uint64) []Found {
-	headers := Headers{s.Metadata[HeaderRolloutID], s.Metadata[HeaderAttemptID]}
+	headers := Headers{s.Metadata[HeaderRolloutID], s.Metadata[HeaderAttemptID], s.Metadata[HeaderInherit]}
 	options := Options{NowUnixNano: now}
 	var known Known = memory
 	if s.Bound != nil {
