@@ -35,10 +35,12 @@ class Cycle(Model):
     """promoted, rolled_back (after a canary), or refused (by the gate); empty while it is under way."""
     stage: str = ""
     """The stage that is under way; empty where it has its verdict."""
+    waits: str = ""
+    """What its window waits for, while that is under way."""
     reasons: list[Reason]
     start_time: float
     end_time: float
-    """Unix seconds; while it is under way, of the end of its last stage."""
+    """Unix seconds; while it is under way, of what was told last."""
     resources_id: str
     """The set by which the product's users are served."""
     version_before: str
@@ -81,7 +83,7 @@ class Cycle(Model):
 _SAME: Final = ("start_time", "end_time", "resources_id", "version_before", "version_after", "unlinked", "samples")
 _NUMBERS: Final = [name for name, field in Cycle.model_fields.items() if field.annotation == float | None]
 _COUNTS: Final = [name for name, field in Cycle.model_fields.items() if field.annotation == int | None]
-_TEXTS: Final = ("verdict", "selection", "training_run", "backtest_verdict", "trusted_verdict")
+_TEXTS: Final = ("verdict", "waits", "selection", "training_run", "backtest_verdict", "trusted_verdict")
 
 
 def cycles_of(steps: Iterable[TrainingStep], stages: Iterable[TrainingStage] = ()) -> list[Cycle]:
@@ -105,12 +107,16 @@ def _under_way(stages: Sequence[TrainingStage]) -> Cycle:
         step=last.step,
         resources_id=last.resources_id,
         version_before=serving,
-        version_after=serving,
+        version_after=str(metrics.get("canary_version") or serving),
         start_time=first.start_time,
         end_time=last.end_time,
         metrics=metrics,
     )
-    stage = "canary" if last.name.startswith(CANARY_STEP) else "verdict" if metrics.get("why") else _NEXT.get(last.name, last.name)
+    stage = "verdict" if metrics.get("why") else _NEXT.get(last.name, last.name)
+    if last.name.startswith(CANARY_STEP):
+        stage = "canary"
+    elif last.name == "window" and "selection" not in metrics:
+        stage = "window"
     return _cycle_of(step).model_copy(update={"stage": stage, "attempts": int(_number(metrics.get("attempts")) or 0)})
 
 

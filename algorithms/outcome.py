@@ -13,7 +13,8 @@ from agl_otel.errors import AglError
 from agl_otel.text import error_text
 
 _log = logging.getLogger(__name__)
-OUTCOME_SECONDS: Final = 5.0  # for recording how a run ended: the stack may have ended first
+BEGUN_SECONDS: Final = 30.0  # for recording that a run has begun, on a busy machine
+OUTCOME_SECONDS: Final = 5.0  # for recording how it ended: the stack may have ended first
 OUTCOME_CHARACTERS: Final = 2000
 _RECORDED: Final[ContextVar[str]] = ContextVar("agl_otel_recorded_run", default="")
 """The id of the run whose outcome is recorded in this context."""
@@ -59,7 +60,7 @@ def _outcome_of(error: BaseException) -> str:
 
 async def _record(store: OutcomeStore, run_id: str, outcome: str, algorithm: str) -> None:
     try:
-        async with asyncio.timeout(OUTCOME_SECONDS):
+        async with asyncio.timeout(OUTCOME_SECONDS if outcome else BEGUN_SECONDS):
             await store.record_outcome(run_id, outcome[:OUTCOME_CHARACTERS], algorithm=algorithm)
     except Exception as error:  # noqa: BLE001 - a store of others may raise anything, and must not hide how the run ended
         _log.warning("that run %s is %s could not be recorded: %s", run_id, outcome.partition(":")[0] or "begun", error_text(error))

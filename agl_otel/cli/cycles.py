@@ -19,12 +19,13 @@ def cycle_rows(cycles: Sequence[Cycle]) -> tuple[list[str], list[list[object]]]:
 
 
 def reason_lines(cycles: Sequence[Cycle]) -> list[Text]:
-    """Return a line for each reason against what a cycle made, alarms in red."""
+    """Return a line for each reason against what a cycle made, alarms in red, and what a window waits for."""
     told = [(each, reason) for each in cycles for reason in each.reasons]
-    return [
+    lines = [
         Text(f"cycle {each.cycle} {_verdict(each)}: {plain(reason.text, WIDEST_LINE)}", style="bold red" if reason.alarm else "")
         for each, reason in told
     ]
+    return lines + [Text(f"cycle {each.cycle} {_verdict(each)}: {plain(each.waits, WIDEST_LINE)}") for each in cycles if each.waits]
 
 
 def promoted_of(trained: TrainingRun) -> str:
@@ -55,7 +56,7 @@ def _window(cycle: Cycle) -> str:
 
 
 def _estimated(gain: float | None, verdict: str) -> str | None:
-    return None if gain is None else f"{gain:+.3f} {verdict}"
+    return None if gain is None else f"{gain:+.3f} {verdict.replace('_', ' ')}"
 
 
 def _canary(cycle: Cycle) -> str | None:
@@ -67,7 +68,7 @@ def _canary(cycle: Cycle) -> str | None:
 
 _CELLS: Final[dict[str, Callable[[Cycle], object]]] = {
     "cycle": lambda cycle: cycle.cycle,
-    "ended": lambda cycle: None if cycle.stage else clock(cycle.end_time),
+    "ended": lambda cycle: f"told {clock(cycle.end_time)}" if cycle.stage else clock(cycle.end_time),
     "verdict": lambda cycle: _verdict(cycle) + (", ALARM" if any(reason.alarm for reason in cycle.reasons) else ""),
     "held-out": _held_out,
     "back-test": lambda cycle: _estimated(cycle.backtest_gain, cycle.backtest_verdict),

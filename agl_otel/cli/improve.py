@@ -60,7 +60,8 @@ def improve(
     where = ["--store", store] if store else ["--data-dir", str(data_dir)] if data_dir else []
 
     def interrupted() -> None:
-        again = shlex.join([own_command(), "improve", str(job_file), "--run-dir", str(folder), *where])
+        bounded = ["--cycles", str(cycles)] if cycles else []
+        again = shlex.join([own_command(), "improve", str(job_file), "--run-dir", str(folder), *bounded, *where])
         if folder.exists():
             click.echo(f"to go on: {again}", err=True)
 
@@ -68,6 +69,7 @@ def improve(
         console.print(line, soft_wrap=True, markup=False, highlight=False)
 
     async def main() -> dict[str, Any]:
+        click.echo(f"reading {job_file}: its agent, tasks and model …", err=True)
         from agl_otel.jobs.check import checked_job
         from agl_otel.jobs.improve import improvement_of
         from agl_otel.stack.sharing import store_for
@@ -76,12 +78,13 @@ def improve(
         for warning in warnings:
             click.echo(f"warning: {warning}", err=True)
         kind = improvement_of(job)
-        say(f"the run's folder is {folder}; {'connecting to' if settings.store else 'starting'} the stack …")
+        say(f"the run's folder is {folder}; {'connecting to' if settings.store else 'starting'} the stack, then what answers users …")
         async with (
             store_for(settings) as (opened, failed),
             kind(job, opened, folder, stack_failed=failed, settings=settings, force=force, on_event=say) as loop,
         ):
-            say(f"users are answered by {loop.promoted} (resources {settings.upstream_resources}@{loop.production.version})")
+            served = f"{settings.upstream_resources}@{loop.production.version}"
+            say(f"run {loop.run_id}: users are answered by {loop.promoted} (resources {served})")
             ended = await loop.improve(cycles)
             say(f"{cycles} cycles have ended; {loop.while_away}")
             cycles_done = [{"cycle": each.number, "verdict": each.verdict, "why": each.why} for each in ended]

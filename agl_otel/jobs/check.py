@@ -70,7 +70,7 @@ async def check_job(path: Path, *, store: str = "", token: str = "", improves: b
                 found.problems.append(NO_IMPROVE)
             if not found.problems and (note := download_note(job.policy.model, job.folder)) is not None:
                 found.notes.append(note)
-            await _check_store(store, token, found, job.options.get("agent_match"), tasks)
+            await _check_store(store, token, found, job.options.get("agent_match"), tasks, improves=improves)
     return found
 
 
@@ -143,14 +143,14 @@ def _check_agent(job: Job, tasks: Sequence[Any], found: CheckReport) -> None:
             function = FunctionAgent(load_function(job.agent.function))
             for task in tasks:
                 function.check(task)
-    if job.agent.grader is None:
+    if job.agent.grader is not None:
+        with _collecting(found, "[agent] grader: "):
+            check_grader(load_function(job.agent.grader))
+    elif job.improve is None:  # else the product's users give rewards
         found.notes.append(
             "[agent] has no grader: rewards must come from the agent (a number that its function returns, or emit_reward); an attempt "
             "without one is not trained on"
         )
-    else:
-        with _collecting(found, "[agent] grader: "):
-            check_grader(load_function(job.agent.grader))
     if command := job.agent.command:
         with _collecting(found, "[agent] command: "):
             beside = os.pathsep.join([str(Path(sys.executable).parent), os.environ.get("PATH", "")])
@@ -163,10 +163,11 @@ def _check_agent(job: Job, tasks: Sequence[Any], found: CheckReport) -> None:
 
 
 async def _check_store(
-    address: str, token: str, found: CheckReport, agent_match: str | Mapping[str, str] | None, tasks: Sequence[Any]
+    address: str, token: str, found: CheckReport, agent_match: str | Mapping[str, str] | None, tasks: Sequence[Any], *, improves: bool
 ) -> None:
     if not address:
-        found.notes.append("no store is named, and none runs on the data directory: a run starts a stack of its own")
+        what = ": give --store, of the stack of the product" if improves else ": a run starts a stack of its own"
+        found.notes.append(f"no store is named, and none runs on the data directory{what}")
         return
     with _collecting(found, f"the store {address}: "):
         async with await Store.connect(address, token=token) as store:

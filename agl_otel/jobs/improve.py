@@ -34,7 +34,7 @@ from agl_otel.algorithms.offline import Offline
 from agl_otel.algorithms.run_folder import Fingerprint, RunFolder, digest_of, lock_run, run_id_of
 from agl_otel.errors import AgentError, DataError, ModelServerError, SettingsError, TrainingError
 from agl_otel.jobs.check import NO_IMPROVE
-from agl_otel.jobs.improve_canary import CanarySteps, judged_step
+from agl_otel.jobs.improve_canary import CanarySteps, judged_step, seen_step
 from agl_otel.jobs.improve_cycle import CycleFolder, figures_of, step_figures
 from agl_otel.jobs.improve_evidence import Evidence, arms_since, judged_update
 from agl_otel.jobs.improve_options import SEARCHES
@@ -51,7 +51,7 @@ POLL_SECONDS: Final = 1.0
 AWAY_SECONDS: Final = 120.0
 """How long a stack may be away while the loop waits for attempts or for the users of a canary."""
 TOLD_SECONDS: Final = 60.0
-"""How often a window says what it waits for, at most."""
+"""How often a window, or a step of a canary, tells how far it is."""
 KEPT_MODELS: Final = 2
 """The promoted weights, and those before."""
 LARGE: Final = ("checkpoints", "weights", "rounds", "policy")
@@ -222,7 +222,8 @@ class Improvement(JobRun):
             (failed if before.of("update").get("error") else taken).update(before.of("window")["rollout_ids"])
         promotions = [each.ended for each in self.ended if each.verdict == "promoted"]
         changed = promotions[-self.spec.max_promotions - 1] if len(promotions) > self.spec.max_promotions else 0.0
-        rated, watched, told = set[str](), set[str](), ("", time.monotonic())
+        rated, watched = set[str](), set[str]()
+        begun, said, told = time.time(), "", 0.0
         traffic = Offline(self._plain, self.job.options.get("offline_mode", ADOPTED), None)
         while True:
             began = time.monotonic()
@@ -243,9 +244,13 @@ class Improvement(JobRun):
             if learnt and new >= self.spec.attempts and missing <= 0:
                 break
             line = _waits(seen=len(found), rated=new, wanted=self.spec.attempts, unrated=len(fresh) - len(ready), missing=missing)
-            if line != told[0] and time.monotonic() - told[1] > TOLD_SECONDS:
-                self._say(f"cycle {cycle.number}: {line}")
-                told = line, time.monotonic()
+            if time.time() - told > TOLD_SECONDS:
+                so_far = {"waits": line, "version": self.production.version}
+                await self._record_stage(cycle, "window", {"began": begun, "ended": time.time()}, so_far)
+                if told and line != said:
+                    self._say(f"cycle {cycle.number}: {line}")
+                    said = line
+                told = time.time()
             await asyncio.sleep(max(POLL_SECONDS, 10 * (time.monotonic() - began)))  # a long history is read more rarely
         made = {"by": f"improve {self.run_id}", "cycle": cycle.number, "sources": self._sources}
         kept = await self._plain.put_selection(self.run_id, [_selected(each) for each in ready if each.rollout_id in learnt], made)
@@ -317,21 +322,23 @@ class Improvement(JobRun):
             await self.production.publish(self.canary_of(cycle), steps.share)
             steps = steps.published(self.production.version, time.time())
             cycle.write("canary_begun", steps.as_json())
+            self._say(f"cycle {cycle.number}: a canary of {steps.share:.0%} since {time.strftime('%H:%M:%S', time.localtime(steps.began))}")
             step = await self._canary_step(cycle, steps)
             self._say(
                 f"cycle {cycle.number}: canary of {step['share']:.0%}: {_mean(step['mean'])} of {step['rated']} "
                 f"against {_mean(step['promoted_mean'])} of {step['promoted_rated']}"
             )
             if step["why"]:
+                await self._record_stage(cycle, _name_of(steps), step, step_figures(step))
                 return {"why": step["why"], "steps": [*steps.passed, step], "began": steps.since}
+            await self._record_stage(cycle, _name_of(steps), step, step_figures(step))
             steps = steps.after(step)
             cycle.write("canary_begun", steps.as_json())
-            await self._record_stage(cycle, f"{CANARY_STEP}{len(steps.passed)}", step, step_figures(step))
         return {"why": "", "steps": steps.passed, "began": steps.since}
 
     async def _canary_step(self, cycle: CycleFolder, steps: CanarySteps) -> dict[str, Any]:
         """Wait until the users of the share that is published have judged."""
-        began = steps.began
+        began, told = steps.began, 0.0
         assert began is not None, "it was published"
         canary, bounds = self.canary_of(cycle), tuple(cycle.of("gate")["bounds"])
         while True:
@@ -339,6 +346,9 @@ class Improvement(JobRun):
             await self._patiently(self.production.current)
             if (step := judged_step(self.spec, steps, arms, bounds=bounds, runs=await self.production.canary_answers())) is not None:
                 return {**step, "ended": time.time()}
+            if time.time() - told > TOLD_SECONDS:
+                so_far, told = seen_step(steps, arms, bounds), time.time()
+                await self._record_stage(cycle, _name_of(steps), {"began": began, "ended": told}, step_figures(so_far))
             await asyncio.sleep(POLL_SECONDS)
 
     async def _finish(self, cycle: CycleFolder) -> None:
@@ -374,7 +384,7 @@ class Improvement(JobRun):
         await self._plain.record_step(step)
 
     async def _record_stage(self, cycle: CycleFolder, name: str, facts: dict[str, Any], figures: dict[str, Any]) -> None:
-        """Record a stage that has ended, or a step of a canary, as a span below the cycle's: so its history shows a cycle under way."""
+        """Record a stage, or a step of a canary, as far as it is, as a span below the cycle's: so the history shows a cycle under way."""
         stage = TrainingStage(
             run_id=self.run_id,
             algorithm=IMPROVE,
@@ -386,6 +396,11 @@ class Improvement(JobRun):
             metrics=figures,
         )
         await self._patiently(lambda: self._plain.record_stage(stage))
+
+
+def _name_of(steps: CanarySteps) -> str:
+    """Return the name of the stage that is a canary's step under way."""
+    return f"{CANARY_STEP}{len(steps.passed) + 1}"
 
 
 def _waits(*, seen: int, rated: int, wanted: int, unrated: int, missing: int) -> str:
@@ -402,7 +417,7 @@ def _waits(*, seen: int, rated: int, wanted: int, unrated: int, missing: int) ->
             "no conversation of the product is here: its calls have to reach the stack's proxy without the ids of a rollout, and the stack "
             "to adopt their traces (AGL_UNIDENTIFIED=adopt)"
         )
-    line = f"{rated} of {wanted} attempts are rated, {unrated} wait for a reward"
+    line = f"{rated} of {wanted} attempts are rated, {unrated} have no reward"
     return line + (f"; {missing} more need a trusted one" if missing > 0 else "")
 
 

@@ -65,14 +65,27 @@ class CanarySteps:
         return replace(self, passed=[*self.passed, step], began=None, version="")
 
 
+def seen_step(steps: CanarySteps, arms: Arms, bounds: tuple[float, float]) -> dict[str, Any]:
+    """Return the evidence of the step under way so far.
+
+    Args:
+        steps: says which step it is.
+        arms: the conversations of this step.
+        bounds: between which rewards usually lie; others count as the nearer one.
+    """
+    canary, promoted = (np.clip(rewards, *bounds) for rewards in (arms.canary, arms.promoted))
+    mean, promoted_mean = (float(rewards.mean()) if len(rewards) else None for rewards in (canary, promoted))
+    counts = {"begun": arms.begun, "rated": len(arms.canary), "promoted_rated": len(arms.promoted), "mixed": arms.mixed}
+    about = {"share": steps.share, "began": steps.began, "version": steps.version}
+    return {**about, "mean": mean, "promoted_mean": promoted_mean, **counts}
+
+
 def judged_step(spec: ImproveSpec, steps: CanarySteps, arms: Arms, *, bounds: tuple[float, float], runs: bool) -> dict[str, Any] | None:
     """Return the evidence of the step under way, with `why` (a key of gates.REFUSALS, or empty: it has passed); None: wait.
 
     Args:
         spec: what is asked for.
-        steps: says which step it is.
-        arms: the conversations of this step.
-        bounds: between which rewards usually lie; others count as the nearer one.
+        steps, arms, bounds: as for seen_step.
         runs: whether the canary's model server does.
     """
     canary, promoted = (np.clip(rewards, *bounds) for rewards in (arms.canary, arms.promoted))
@@ -88,9 +101,4 @@ def judged_step(spec: ImproveSpec, steps: CanarySteps, arms: Arms, *, bounds: tu
     )
     if not runs:
         verdict, why = "roll_back", "canary_down"
-    if verdict == "wait":
-        return None
-    mean, promoted_mean = (float(rewards.mean()) if len(rewards) else None for rewards in (canary, promoted))
-    counts = {"begun": arms.begun, "rated": len(arms.canary), "promoted_rated": len(arms.promoted), "mixed": arms.mixed}
-    about = {"share": steps.share, "began": steps.began, "version": steps.version}
-    return {"why": why, **about, "mean": mean, "promoted_mean": promoted_mean, **counts}
+    return None if verdict == "wait" else {"why": why, **seen_step(steps, arms, bounds)}

@@ -81,7 +81,10 @@ def problems_of(job: Job) -> list[str]:
     spec = job.improve
     if spec is None:
         return []
-    return _of_prompts(job, spec) if job.algorithm.get("name") in SEARCHES else _of_weights(job, spec)
+    found = _of_prompts(job, spec) if job.algorithm.get("name") in SEARCHES else _of_weights(job, spec)
+    if spec.canary_most < spec.canary_rated:
+        found.append(f"[improve] canary_most = {spec.canary_most}: so many cannot get canary_rated = {spec.canary_rated} rewards")
+    return found
 
 
 def _of_weights(job: Job, spec: ImproveSpec) -> list[str]:

@@ -49,7 +49,14 @@ def stage(name: str, start: float, number: int = 2, algorithm: str = "improve", 
 
 
 WINDOW = {"attempts": 256, "selection": "improve-1@2", "version": "5"}
-CANARY = {"canary_share": 0.1, "canary_begun": 40, "canary_rated": 34, "canary_mean": 0.5, "canary_promoted_mean": 0.25}
+CANARY = {
+    "canary_version": "6",
+    "canary_share": 0.1,
+    "canary_begun": 40,
+    "canary_rated": 34,
+    "canary_mean": 0.5,
+    "canary_promoted_mean": 0.25,
+}
 
 
 def test_a_cycle_under_way_has_what_its_stages_found() -> None:
@@ -58,7 +65,7 @@ def test_a_cycle_under_way_has_what_its_stages_found() -> None:
     assert (ended.cycle, ended.stage) == (1, "")
     assert (found.cycle, found.verdict, found.stage, found.reasons) == (2, "", "canary", [])
     assert (found.attempts, found.selection, found.training_run, found.drift) == (256, "improve-1@2", "grpo-2", 0.5)
-    assert (found.version_before, found.version_after, found.resources_id) == ("5", "5", "production")
+    assert (found.version_before, found.version_after, found.resources_id) == ("5", "6", "production")
     assert (found.start_time, found.end_time, found.canary_share) == (10.0, 13.5, 0.1)
     assert found.span_id == cycles_of([step(2)])[0].span_id, "the span that it will have"
 
@@ -66,12 +73,16 @@ def test_a_cycle_under_way_has_what_its_stages_found() -> None:
 @pytest.mark.parametrize(
     ("ended", "under_way"),
     [
-        ([stage("window", 1.0)], "update"),
-        ([stage("window", 1.0), stage("update", 2.0)], "gate"),
-        ([stage("window", 1.0), stage("update", 2.0), stage("gate", 3.0, why="")], "canary"),
-        ([stage("window", 1.0), stage("update", 2.0), stage("gate", 3.0, why="drift")], "verdict"),
-        ([stage("window", 1.0), stage("update", 2.0), stage("gate", 3.0, why=""), stage("canary", 4.0, why="")], "verdict"),
-        ([stage("gate", 1.0, why="drift"), stage("window", 2.0)], "update"),  # of an earlier try, whose folder was removed
+        ([stage("window", 1.0, waits="3 of 8 attempts are rated")], "window"),
+        ([stage("window", 1.0, selection="s@1")], "update"),
+        ([stage("window", 1.0, selection="s@1"), stage("update", 2.0)], "gate"),
+        ([stage("window", 1.0, selection="s@1"), stage("update", 2.0), stage("gate", 3.0, why="")], "canary"),
+        ([stage("window", 1.0, selection="s@1"), stage("update", 2.0), stage("gate", 3.0, why="drift")], "verdict"),
+        (
+            [stage("window", 1.0, selection="s@1"), stage("update", 2.0), stage("gate", 3.0, why=""), stage("canary", 4.0, why="")],
+            "verdict",
+        ),
+        ([stage("gate", 1.0, why="drift"), stage("window", 2.0, selection="s@1")], "update"),  # of an earlier try, whose folder was removed
     ],
 )
 def test_the_stage_under_way_is_the_one_after_the_last_that_ended(ended: list[TrainingStage], under_way: str) -> None:

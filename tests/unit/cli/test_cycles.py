@@ -6,6 +6,7 @@ from typing import Any
 
 from agl_otel.adapters.cycles import cycles_of
 from agl_otel.cli.cycles import cycle_rows, reason_lines
+from agl_otel.cli.output import clock
 from tests.unit.adapters.test_cycles import stage, step
 
 MADE: dict[str, Any] = {"training_run": "grpo-1", "selection": "improve-1@1"}
@@ -56,8 +57,15 @@ def test_a_cycle_under_way_says_which_stage_is() -> None:
     columns, rows = cycle_rows(cycles_of([step(verdict="refused")], [stage("window", 1.0, attempts=256, selection="improve-1@2")]))
     found = [dict(zip(columns, row, strict=True)) for row in rows]
     assert [each["verdict"] for each in found] == ["refused", "update …"]
-    assert found[0]["ended"] and found[1]["ended"] is None
+    assert str(found[1]["ended"]) == f"told {clock(1.5)}" and "told" not in str(found[0]["ended"])
     assert found[1]["attempts"] == "256 attempts in improve-1@2"
+
+
+def test_a_window_under_way_says_what_it_waits_for() -> None:
+    cycles = cycles_of([], [stage("window", 1.0, number=1, waits="3 of 8 attempts are rated, 6 have no reward")])
+    _, [row] = cycle_rows(cycles)
+    assert "window …" in row
+    assert [line.plain for line in reason_lines(cycles)] == ["cycle 1 window …: 3 of 8 attempts are rated, 6 have no reward"]
 
 
 def test_what_a_store_has_is_shown_as_text() -> None:

@@ -8,7 +8,7 @@ from typing import Any
 import numpy as np
 import pytest
 
-from agl_otel.jobs.improve_canary import CanarySteps, judged_step
+from agl_otel.jobs.improve_canary import CanarySteps, judged_step, seen_step
 from agl_otel.jobs.improve_evidence import Arms
 from agl_otel.jobs.improve_options import ImproveSpec
 
@@ -66,3 +66,12 @@ def test_each_step_may_roll_the_canary_back(found: Arms, runs: bool, why: str) -
     for steps in (CanarySteps(SPEC.shares), CanarySteps(SPEC.shares, [{"began": 1.0}])):
         step = judged_step(SPEC, steps.published("8", 200.0), found, bounds=(0.0, 1.0), runs=runs)
         assert step is not None and (step["why"], step["share"], step["rated"]) == (why, steps.share, len(found.canary))
+
+
+def test_a_step_under_way_shows_its_evidence_so_far() -> None:
+    second = CanarySteps(SPEC.shares, [{"began": 1.0}]).published("8", 200.0)
+    seen = seen_step(second, arms(1, 5, begun=6), (0.0, 1.0))
+    assert {name: seen[name] for name in ("share", "began", "version")} == {"share": 0.3, "began": 200.0, "version": "8"}
+    assert (seen["begun"], seen["rated"], seen["promoted_rated"], seen["mixed"]) == (6, 2, 16, 0)
+    assert (seen["mean"], seen["promoted_mean"]) == (1.0, 1.0), "within the bounds"
+    assert seen_step(second, arms(begun=6), (0.0, 1.0))["mean"] is None

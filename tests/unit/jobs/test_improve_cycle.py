@@ -90,5 +90,5 @@ def test_prompts_are_served_as_they_were_made_alone(tmp_path: Path) -> None:
 
 def test_a_window_says_what_it_waits_for() -> None:
     assert "AGL_UNIDENTIFIED=adopt" in _waits(seen=0, rated=0, wanted=8, unrated=0, missing=0)
-    assert _waits(seen=9, rated=3, wanted=8, unrated=6, missing=0) == "3 of 8 attempts are rated, 6 wait for a reward"
+    assert _waits(seen=9, rated=3, wanted=8, unrated=6, missing=0) == "3 of 8 attempts are rated, 6 have no reward"
     assert _waits(seen=9, rated=9, wanted=8, unrated=0, missing=2).endswith("; 2 more need a trusted one")

@@ -61,13 +61,14 @@ export function Improvement({ run, trained }: { run: string; trained: Training }
 function History({ run, cycles }: { run: string; cycles: Cycle[] }) {
   const [search, setSearch] = useSearchParams();
   const chosen = Number(search.get("cycle"));
+  const now = useNow(5000);
   const row = useRef<HTMLTableRowElement>(null);
   useEffect(() => { void row.current?.scrollIntoView({ block: "nearest" }); }, [chosen]); // a promise, in newer browsers
   const choose = (cycle: number) => { const next = new URLSearchParams(search); if (cycle === chosen) next.delete("cycle"); else next.set("cycle", String(cycle)); setSearch(next, { replace: true }); };
   return (
     <section className="card">
       <h2>Cycles <small>the latest first</small></h2>
-      {cycles.length === 0 ? <Empty>No cycle has its window yet.</Empty> : (
+      {cycles.length === 0 ? <Empty>No cycle has begun yet.</Empty> : (
         <table className="plain cycles" aria-label="Cycles">
           <thead><tr>{COLUMNS.map(([title, look]) => <th key={title} scope="col" className={look}>{title}</th>)}</tr></thead>
           <tbody>
@@ -75,8 +76,9 @@ function History({ run, cycles }: { run: string; cycles: Cycle[] }) {
               <Fragment key={cycle.cycle}>
                 <tr ref={cycle.cycle === chosen ? row : undefined} className={`${alarms(cycle) ? "alarm" : ""} ${cycle.cycle === chosen ? "chosen" : ""}`}>
                   <td><button aria-expanded={cycle.cycle === chosen} aria-label={`Cycle ${cycle.cycle}`} onClick={() => choose(cycle.cycle)}>{cycle.cycle === chosen ? "▾" : "▸"} {cycle.cycle}</button></td>
-                  <td className="wide" title={when(cycle.end_time)}>{cycle.stage ? <span className="dim">–</span> : when(cycle.end_time).slice(0, 16)}</td>
+                  <td className="wide" title={when(cycle.end_time)}>{cycle.stage ? <span className="dim">told {ago(cycle.end_time, now)}</span> : when(cycle.end_time).slice(0, 16)}</td>
                   <td><Badge kind={cycle.stage ? "running" : cycle.verdict}>{visible(told(cycle)) || "none"}</Badge>
+                    {cycle.waits && <div className="small dim">{visible(cycle.waits)}</div>}
                     {cycle.reasons.map((reason) => <div key={reason.key} className={reason.alarm ? "bad strong" : "small dim"}>{visible(reason.text)}</div>)}</td>
                   <td><HeldOut of={cycle} /></td>
                   <td className="wide"><Gain value={cycle.backtest_gain} verdict={cycle.backtest_verdict} /></td>
@@ -99,7 +101,7 @@ const HeldOut = ({ of }: { of: Cycle }) => of.held_out_after === null ? <span cl
   <>{figure(of.held_out_before)} → {figure(of.held_out_after)}{of.held_out_gain_low !== null && of.held_out_gain_high !== null && <div className="small dim" title="95 % interval of the gain">[{signed(of.held_out_gain_low)}, {signed(of.held_out_gain_high)}]</div>}</>);
 
 const Gain = ({ value, verdict }: { value: number | null; verdict: string }) => value === null ? <span className="dim">–</span> : (
-  <>{signed(value)}<div className={verdict === "worse" ? "small bad" : "small dim"}>{visible(verdict)}</div></>);
+  <>{signed(value)}<div className={verdict === "worse" ? "small bad" : "small dim"}>{visible(verdict.replace("_", " "))}</div></>);
 
 const Canary = ({ of }: { of: Cycle }) => of.canary_share === null ? <span className="dim">–</span> : (
   <>{figure(of.canary_mean)} against {figure(of.canary_promoted_mean)}<div className="small dim">{number(of.canary_rated)} of {number(of.canary_begun)} rated, {figure(of.canary_share * 100)} %</div></>);
