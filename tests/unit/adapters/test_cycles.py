@@ -48,8 +48,8 @@ def stage(name: str, start: float, number: int = 2, algorithm: str = "improve", 
     return TrainingStage(**about, start_time=start, end_time=start + 0.5, metrics=metrics)
 
 
-WINDOW = {"attempts": 256, "selection": "improve-1@2", "version": "5"}
-CANARY = {
+WINDOW: dict[str, Any] = {"attempts": 256, "selection": "improve-1@2", "version": "5"}
+CANARY: dict[str, Any] = {
     "canary_version": "6",
     "canary_share": 0.1,
     "canary_begun": 40,
