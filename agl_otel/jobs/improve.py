@@ -212,6 +212,8 @@ class Improvement(JobRun):
             facts = await work(cycle)
             cycle.write(name, {"began": began, **facts, "ended": time.time()})
             found = cycle.of(name)
+        if name == "canary" and found["why"]:
+            await self.production.withdraw()  # before anything that may take long, as where no collector answers
         await self._record_stage(cycle, name, found, figures_of(name, found))  # also one that a kill kept from it
         return found
 
@@ -254,7 +256,7 @@ class Improvement(JobRun):
             await asyncio.sleep(max(POLL_SECONDS, 10 * (time.monotonic() - began)))  # a long history is read more rarely
         made = {"by": f"improve {self.run_id}", "cycle": cycle.number, "sources": self._sources}
         kept = await self._plain.put_selection(self.run_id, [_selected(each) for each in ready if each.rollout_id in learnt], made)
-        self._say(f"cycle {cycle.number}: {len(ready)} rated attempts ({kept.selection}); {len(fresh) - len(ready)} wait for a reward")
+        self._say(f"cycle {cycle.number}: {len(ready)} rated attempts ({kept.selection}); {len(fresh) - len(ready)} have none")
         return {
             "selection": kept.selection,
             "digest": kept.digest,
@@ -329,7 +331,6 @@ class Improvement(JobRun):
                 f"against {_mean(step['promoted_mean'])} of {step['promoted_rated']}"
             )
             if step["why"]:
-                await self._record_stage(cycle, _name_of(steps), step, step_figures(step))
                 return {"why": step["why"], "steps": [*steps.passed, step], "began": steps.since}
             await self._record_stage(cycle, _name_of(steps), step, step_figures(step))
             steps = steps.after(step)

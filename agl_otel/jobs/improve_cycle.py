@@ -92,12 +92,12 @@ class CycleFolder:
         verdict = self.of("verdict")
         found = {name: figure for stage in FOUND if (facts := self.read(stage)) for name, figure in figures_of(stage, facts).items()}
         steps = (self.read("canary") or {"steps": []})["steps"]
-        found |= {"canary_steps": len(steps), **step_figures(steps[-1])} if steps else {}
+        found |= {"canary_steps": len(steps)} if steps else {}
         return {**found, "verdict": verdict["verdict"], "why": ", ".join(verdict["why"])}
 
 
 def figures_of(stage: str, facts: dict[str, Any]) -> dict[str, Any]:
-    """Return the figures of what a stage has found, flat; those of a canary's steps are apart."""
+    """Return the figures of what a stage has found, flat; of a canary those of its last step."""
     return _FIGURES[stage](facts)
 
 
@@ -134,7 +134,7 @@ def _of_gate(facts: dict[str, Any]) -> dict[str, Any]:
 
 
 def _of_canary(facts: dict[str, Any]) -> dict[str, Any]:
-    return {"why": facts["why"]}
+    return {"why": facts["why"], **(step_figures(facts["steps"][-1]) if facts["steps"] else {})}
 
 
 _FIGURES: Final = {"window": _of_window, "update": _of_update, "gate": _of_gate, "canary": _of_canary}

@@ -1,9 +1,13 @@
-"""`agl-otel replay` with a real store and a real model server, whose tool calls depend on the prompt alone."""
+"""`agl-otel replay` with a real store and a real model server, whose tool calls depend on the prompt alone.
+
+`REPLAY_ATTEMPTS=10000 … --timeout=3000` replays as many attempts.
+"""
 
 from __future__ import annotations
 
 import asyncio
 import json
+import os
 from collections.abc import Callable, Iterator
 from typing import Any
 
@@ -19,7 +23,7 @@ from tests.model_server import ModelServer, in_a_thread
 
 Json = dict[str, Any]
 Policy = Callable[[int], list[Json]]
-ATTEMPTS = 200
+ATTEMPTS = int(os.environ.get("REPLAY_ATTEMPTS", "200"))
 TOOLS = [{"type": "function", "name": "look_up", "parameters": {"type": "object"}}]
 
 
