@@ -101,16 +101,23 @@ async def guard(request: web.Request, handler: Handler) -> web.StreamResponse:
         return web.json_response({"detail": str(error), "error_type": type(error).__name__}, status=http_status(error), headers=headers)
 
 
+def _origin(request: web.Request) -> str:
+    """Return the request's origin if it is a configured one; else an empty text."""
+    origin, allowed = request.headers.get("Origin", ""), request.app[ORIGINS]
+    return origin if allowed & {origin, "*"} else ""
+
+
 @web.middleware
 async def cors(request: web.Request, handler: Handler) -> web.StreamResponse:
-    """Allow cross-origin requests from the configured origins."""
-    origin, allowed = request.headers.get("Origin", ""), request.app[ORIGINS]
-    if not origin or not allowed & {origin, "*"}:
-        return await handler(request)
+    """Answer what a browser asks before a cross-origin request."""
     preflight = request.method == "OPTIONS" and "Access-Control-Request-Method" in request.headers
-    answer = web.Response(status=204) if preflight else await handler(request)
-    answer.headers.update({**_CORS, "Access-Control-Allow-Origin": origin})
-    return answer
+    return web.Response(status=204) if preflight and _origin(request) else await handler(request)
+
+
+async def allow_origin(request: web.Request, answer: web.StreamResponse) -> None:
+    """Let pages of the configured origins read an answer, also one that is sent in pieces: its headers go before its middlewares end."""
+    if origin := _origin(request):
+        answer.headers.update({**_CORS, "Access-Control-Allow-Origin": origin})
 
 
 def build_app(
@@ -133,6 +140,7 @@ def build_app(
     bodies = Bodies(InFlight(in_flight_bytes), MAX_BODY_BYTES)
     app = web.Application(middlewares=[json_crashes, count, cors, json_errors, visitors, readable, guard, bodies.held])
     end_stalled(app)
+    app.on_response_prepare.append(allow_origin)
     app[STORE] = store
     app[TOKEN] = token
     app[ORIGINS] = origins

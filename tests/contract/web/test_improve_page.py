@@ -59,7 +59,7 @@ async def improve(store: Store, made: list[Made]) -> list[tuple[str, str]]:
             llms[canary] = LLM(endpoint="http://canary/v1", model="policy", share=0.1)
         return str((await store.publish(llms, resources_id=SET, aside=True)).version)
 
-    slot, now = "a", time.time() - 1000
+    slot, now = "a", time.time() - 60  # the list of runs begins with the latest, and its store has those of other files
     before = await publish(slot)
     versions: list[tuple[str, str]] = []
     for number, (verdict, why, found, canary) in enumerate(CYCLES, 1):
@@ -73,7 +73,7 @@ async def improve(store: Store, made: list[Made]) -> list[tuple[str, str]]:
         after = await publish(slot) if canary else before
         metrics = {"verdict": verdict, "why": why, "selection": kept.selection, "training_run": f"{TRAINED}-{number}", **found}
         named: dict[str, Any] = {"run_id": RUN, "algorithm": "improve", "step": number, "resources_id": SET, "metrics": metrics}
-        times: dict[str, Any] = {"start_time": now + 100 * number, "end_time": now + 100 * number + 60}
+        times: dict[str, Any] = {"start_time": now + 10 * number, "end_time": now + 10 * number + 6}
         attempts = [(each.rollout_id, "") for each in window]
         await store.record_step(TrainingStep(**named, **times, version_before=before, version_after=after, attempts=attempts))
         await store.record_stage(stage(number, "window", now))
@@ -82,10 +82,10 @@ async def improve(store: Store, made: list[Made]) -> list[tuple[str, str]]:
         versions.append((before, after))
         before = after
     for each in (
-        stage(UNDER_WAY, "window", now + 500, attempts=WINDOW, selection=f"{RUN}@3", version=before),
-        stage(UNDER_WAY, "update", now + 501, training_run=f"{TRAINED}-3"),
-        stage(UNDER_WAY, "gate", now + 502, why="", **GATE),
-        stage(UNDER_WAY, "canary 1", now + 503, **CANARY),
+        stage(UNDER_WAY, "window", now + 50, attempts=WINDOW, selection=f"{RUN}@3", version=before),
+        stage(UNDER_WAY, "update", now + 51, training_run=f"{TRAINED}-3"),
+        stage(UNDER_WAY, "gate", now + 52, why="", **GATE),
+        stage(UNDER_WAY, "canary 1", now + 53, **CANARY),
     ):
         await store.record_stage(each)
     return versions

@@ -131,7 +131,8 @@ def test_only_pages_of_a_configured_origin_may_call(web: Web) -> None:
     assert allowed.status == 204 and allowed.headers["Access-Control-Allow-Origin"] == ORIGIN
     assert "POST" in allowed.headers["Access-Control-Allow-Methods"] and "Content-Type" in allowed.headers["Access-Control-Allow-Headers"]
     for path in ("/v1/agl/rollouts", "/v1/agl/rollouts/ro-none", "/health"):  # errors too: a page must be able to read them
-        assert web.call("GET", path, headers={"Origin": ORIGIN}).headers["Access-Control-Allow-Origin"] == ORIGIN
+        answer = web.call("GET", path, headers={"Origin": ORIGIN})
+        assert answer.headers["Access-Control-Allow-Origin"] == ORIGIN, (path, answer.status)
         assert web.call("GET", path, headers={"Origin": "http://other.example"}).headers["Access-Control-Allow-Origin"] is None
     assert web.call("OPTIONS", "/v1/agl/rollouts", headers={"Origin": "http://other.example", **asks}).status != 204
 
