@@ -87,7 +87,7 @@ _TEXTS: Final = ("verdict", "waits", "selection", "training_run", "backtest_verd
 
 
 def cycles_of(steps: Iterable[TrainingStep], stages: Iterable[TrainingStage] = ()) -> list[Cycle]:
-    """Return the cycles of a run, the last one by its ended `stages` if it is under way; none if it is no run of `improve`."""
+    """Return the cycles of a run, the last one by its `stages` if it is under way; none if it is no run of `improve`."""
     found = [_cycle_of(step) for step in steps if step.algorithm == IMPROVE]
     ended = found[-1].cycle if found else 0
     begun = [stage for stage in stages if stage.algorithm == IMPROVE and stage.step == ended + 1]

@@ -51,7 +51,7 @@ class RunReport:
     forced: Sequence[Mapping[str, Any]] = ()
     """That of run.json (run_folder.py), if the run's folder was given."""
     stages: Sequence[TrainingStage] = ()
-    """Those of its steps that have ended."""
+    """Those of its steps, as far as they are."""
 
     @property
     def algorithm(self) -> str:

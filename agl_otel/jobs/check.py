@@ -22,7 +22,7 @@ from agl_otel.algorithms.hub import download_note
 from agl_otel.algorithms.run_folder import RUN, Sources, check_run, digest_of
 from agl_otel.errors import AglError, SettingsError
 from agl_otel.jobs import custom as own
-from agl_otel.jobs.improve_options import SEARCHES, problems_of
+from agl_otel.jobs.improve_options import NO_IMPROVE, SEARCHES, problems_of
 from agl_otel.jobs.job import Job
 from agl_otel.jobs.memory import Findings, Memory
 from agl_otel.jobs.sources import sources_of
@@ -31,7 +31,6 @@ from agl_otel.runner.job import check_grader
 from agl_otel.store import Store
 from agl_otel.types import RolloutQuery
 
-NO_IMPROVE: Final = "the table [improve] is missing: it must be given, and may be empty (docs/improving.md)"
 SEARCHED_ROLLOUTS: Final = 4096  # last rollouts of the store that are searched for the job's tasks
 SEARCHED_TRACES: Final = 64  # of those, how many are searched for names of agents
 

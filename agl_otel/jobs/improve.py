@@ -33,11 +33,10 @@ from agl_otel.adapters.offpolicy import Estimate
 from agl_otel.algorithms.offline import Offline
 from agl_otel.algorithms.run_folder import Fingerprint, RunFolder, digest_of, lock_run, run_id_of
 from agl_otel.errors import AgentError, DataError, ModelServerError, SettingsError, TrainingError
-from agl_otel.jobs.check import NO_IMPROVE
 from agl_otel.jobs.improve_canary import CanarySteps, judged_step, seen_step
 from agl_otel.jobs.improve_cycle import CycleFolder, figures_of, step_figures
 from agl_otel.jobs.improve_evidence import Evidence, arms_since, judged_update
-from agl_otel.jobs.improve_options import SEARCHES
+from agl_otel.jobs.improve_options import NO_IMPROVE, SEARCHES
 from agl_otel.jobs.job import Job
 from agl_otel.jobs.production import Production
 from agl_otel.jobs.run import JobRun, unless_failed
@@ -256,7 +255,7 @@ class Improvement(JobRun):
             await asyncio.sleep(max(POLL_SECONDS, 10 * (time.monotonic() - began)))  # a long history is read more rarely
         made = {"by": f"improve {self.run_id}", "cycle": cycle.number, "sources": self._sources}
         kept = await self._plain.put_selection(self.run_id, [_selected(each) for each in ready if each.rollout_id in learnt], made)
-        self._say(f"cycle {cycle.number}: {len(ready)} rated attempts ({kept.selection}); {len(fresh) - len(ready)} have none")
+        self._say(f"cycle {cycle.number}: {len(ready)} rated attempts ({kept.selection}); {len(fresh) - len(ready)} have no reward")
         return {
             "selection": kept.selection,
             "digest": kept.digest,

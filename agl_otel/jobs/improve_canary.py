@@ -7,6 +7,7 @@ from dataclasses import asdict, dataclass, replace
 from typing import Any
 
 import numpy as np
+from numpy.typing import NDArray
 
 from agl_otel.adapters.gates import canary_verdict
 from agl_otel.jobs.improve_evidence import Arms
@@ -73,8 +74,7 @@ def seen_step(steps: CanarySteps, arms: Arms, bounds: tuple[float, float]) -> di
         arms: the conversations of this step.
         bounds: between which rewards usually lie; others count as the nearer one.
     """
-    canary, promoted = (np.clip(rewards, *bounds) for rewards in (arms.canary, arms.promoted))
-    mean, promoted_mean = (float(rewards.mean()) if len(rewards) else None for rewards in (canary, promoted))
+    mean, promoted_mean = (float(rewards.mean()) if len(rewards) else None for rewards in _clipped(arms, bounds))
     counts = {"begun": arms.begun, "rated": len(arms.canary), "promoted_rated": len(arms.promoted), "mixed": arms.mixed}
     about = {"share": steps.share, "began": steps.began, "version": steps.version}
     return {**about, "mean": mean, "promoted_mean": promoted_mean, **counts}
@@ -88,7 +88,7 @@ def judged_step(spec: ImproveSpec, steps: CanarySteps, arms: Arms, *, bounds: tu
         steps, arms, bounds: as for seen_step.
         runs: whether the canary's model server does.
     """
-    canary, promoted = (np.clip(rewards, *bounds) for rewards in (arms.canary, arms.promoted))
+    canary, promoted = _clipped(arms, bounds)
     verdict, why = canary_verdict(
         canary,
         promoted,
@@ -102,3 +102,8 @@ def judged_step(spec: ImproveSpec, steps: CanarySteps, arms: Arms, *, bounds: tu
     if not runs:
         verdict, why = "roll_back", "canary_down"
     return None if verdict == "wait" else {"why": why, **seen_step(steps, arms, bounds)}
+
+
+def _clipped(arms: Arms, bounds: tuple[float, float]) -> tuple[NDArray[np.float64], NDArray[np.float64]]:
+    """Return the rewards of the canary and of the promoted weights, within the bounds."""
+    return np.clip(arms.canary, *bounds), np.clip(arms.promoted, *bounds)

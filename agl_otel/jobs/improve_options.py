@@ -20,6 +20,7 @@ Drift = Annotated[float, Field(gt=0, le=100, description='it is a divergence in 
 Share = Annotated[float, Field(gt=0, le=0.9, description="it is a share of the conversations")]
 SEARCHES: Final = frozenset({"apo", "gepa", "random_search"})
 """The algorithms by which prompts are improved; the others improve weights."""
+NO_IMPROVE: Final = "the table [improve] is missing: it must be given, and may be empty (docs/improving.md)"
 RESERVED: Final = frozenset({"promoted", OWNER})
 """Names of the set `production`."""
 MOST_STEPS: Final = 10

@@ -57,14 +57,14 @@ class Steps(Connected):
         return len(new)
 
     async def record_stage(self, stage: TrainingStage) -> None:
-        """Store an ended stage as a span below that of its step, which may be recorded later; the latest recording counts.
+        """Store a stage, as far as it is, as a span below that of its step, which may be recorded later; the latest recording counts.
 
         Raises UnavailableError if no collector accepts it.
         """
         await (await self._open()).writer.write([_request([stage_span(stage)])], inherits=False)
 
     async def training_stages(self, run_id: str) -> list[TrainingStage]:
-        """Return the ended stages of a training run's steps, in the order of their ends."""
+        """Return the stages of a training run's steps, in the order of their ends, each as it was recorded last."""
         connection = await self._open()
         await connection.reader.barrier()
         return await connection.reader.stages(run_id)
@@ -102,11 +102,8 @@ def step_requests(step: TrainingStep, roots: Mapping[AttemptKey, Root]) -> list[
     """Serialise a step as OTLP requests; its own span comes last, so that it never exists without all of its links."""
     linked, unlinked = _links(step, roots)
     chunks = [linked[start : start + LINKS] for start in range(0, len(linked), LINKS)] or [[]]
-    ids: dict[str, Any] = {
-        conventions.TRAIN_RUN: step.run_id,
-        conventions.TRAIN_ALGORITHM: step.algorithm,
-        conventions.TRAIN_STEP_NUMBER: step.step,
-        conventions.TRAIN_RESOURCES: step.resources_id,
+    ids = {
+        **_ids(step),
         conventions.TRAIN_VERSION_BEFORE: step.version_before,
         conventions.TRAIN_VERSION_AFTER: step.version_after,
         conventions.TRAIN_DIGEST: digest_of(step),
@@ -123,33 +120,28 @@ def step_requests(step: TrainingStep, roots: Mapping[AttemptKey, Root]) -> list[
         conventions.RL_ITERATION: step.step,
         conventions.RL_BATCH_SIZE: step.samples,
     }
-    spans = [_span(step, place, {**ids, conventions.TRAIN_EVIDENCE_PLACE: place}, chunk) for place, chunk in enumerate(chunks) if place]
-    spans.append(_span(step, 0, {**ids, **counts, **proposed, **_metrics(step.metrics)}, chunks[0]))
+    spans = [
+        _span(step, place, conventions.SPAN_TRAIN_EVIDENCE, {**ids, conventions.TRAIN_EVIDENCE_PLACE: place}, chunk)
+        for place, chunk in enumerate(chunks)
+        if place
+    ]
+    spans.append(_span(step, 0, conventions.SPAN_TRAIN_STEP, {**ids, **counts, **proposed, **_metrics(step.metrics)}, chunks[0]))
     return [_request(spans[start : start + REQUEST_SPANS]) for start in range(0, len(spans), REQUEST_SPANS)]
 
 
 def stage_span(stage: TrainingStage) -> bytes:
     """Serialise a stage of a step as a span with an id of its own."""
-    attributes = {
-        conventions.TRAIN_RUN: stage.run_id,
-        conventions.TRAIN_ALGORITHM: stage.algorithm,
-        conventions.TRAIN_STEP_NUMBER: stage.step,
-        conventions.TRAIN_STAGE: stage.name,
-        conventions.TRAIN_RESOURCES: stage.resources_id,
+    attributes = {**_ids(stage), conventions.TRAIN_STAGE: stage.name, **_metrics(stage.metrics)}
+    return _span(stage, stage.name, f"{conventions.SPAN_TRAIN_STAGE} {stage.name}", attributes)
+
+
+def _ids(of: TrainingStep | TrainingStage) -> dict[str, Any]:
+    return {
+        conventions.TRAIN_RUN: of.run_id,
+        conventions.TRAIN_ALGORITHM: of.algorithm,
+        conventions.TRAIN_STEP_NUMBER: of.step,
+        conventions.TRAIN_RESOURCES: of.resources_id,
     }
-    start = unix_nano(stage.start_time)
-    message = wire.message(
-        bytes.fromhex(trace_id_of(stage.run_id)),
-        bytes.fromhex(span_id_of(stage.run_id, stage.step, stage.name)),
-        bytes.fromhex(span_id_of(stage.run_id, stage.step)),
-        f"{conventions.SPAN_TRAIN_STAGE} {stage.name}",
-        INTERNAL,
-        start,
-        max(start, unix_nano(stage.end_time)),
-        encodable({**attributes, **_metrics(stage.metrics)}),
-        [],
-    )
-    return wire.field_of(message)
 
 
 def _metrics(metrics: Mapping[str, Any]) -> dict[str, Any]:
@@ -170,16 +162,23 @@ def _links(step: TrainingStep, roots: Mapping[AttemptKey, Root]) -> tuple[list[t
     return linked, len(consumed) - len(linked)
 
 
-def _span(step: TrainingStep, place: int, attributes: Mapping[str, Any], links: Sequence[tuple[AttemptKey, Root]]) -> bytes:
-    start = unix_nano(step.start_time)
+def _span(
+    of: TrainingStep | TrainingStage,
+    place: int | str,
+    name: str,
+    attributes: Mapping[str, Any],
+    links: Sequence[tuple[AttemptKey, Root]] = (),
+) -> bytes:
+    """Serialise the span of a step, or one at another `place` (span_id_of), below it."""
+    start = unix_nano(of.start_time)
     message = wire.message(
-        bytes.fromhex(trace_id_of(step.run_id)),
-        bytes.fromhex(span_id_of(step.run_id, step.step, place)),
-        bytes.fromhex(span_id_of(step.run_id, step.step)) if place else b"",
-        conventions.SPAN_TRAIN_EVIDENCE if place else conventions.SPAN_TRAIN_STEP,
+        bytes.fromhex(trace_id_of(of.run_id)),
+        bytes.fromhex(span_id_of(of.run_id, of.step, place)),
+        bytes.fromhex(span_id_of(of.run_id, of.step)) if place else b"",
+        name,
         INTERNAL,
         start,
-        max(start, unix_nano(step.end_time)),
+        max(start, unix_nano(of.end_time)),
         encodable(attributes),
         [_link(*each) for each in links],
     )

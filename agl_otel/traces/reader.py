@@ -376,7 +376,7 @@ class TraceReader:
         return steps_of(run_id, await self.query(named_query("steps"), params={**given, **names_in("steps", STEP_NAMES)}))
 
     async def stages(self, run_id: str) -> list[TrainingStage]:
-        """Return the ended stages of a training run's steps, in the order of their ends."""
+        """Return the stages of a training run's steps, in the order of their ends, each as it was recorded last."""
         given = {"trace": trace_id_of(run_id)}
         return stages_of(run_id, await self.query(named_query("stages"), params={**given, **names_in("stages", STEP_NAMES)}))
 

@@ -72,7 +72,7 @@ def steps_of(run_id: str, rows: Iterable[Mapping[str, Any]]) -> list[TrainingSte
         attempts.setdefault(key, []).extend((rollout_id, attempt_id) for rollout_id, attempt_id in row["Attempts"])
         if row["SpanName"] == conventions.SPAN_TRAIN_STEP:
             with contextlib.suppress(*_NOT_RECORDED):
-                steps[key] = _step(run_id, attributes, int(row["StartNano"]), int(row["Duration"]))
+                steps[key] = _step(run_id, row, attributes)
     found = [
         step.model_copy(update={"attempts": attempts[key], "unlinked": step.unlinked - len(attempts[key])}) for key, step in steps.items()
     ]
@@ -108,17 +108,7 @@ def stages_of(run_id: str, rows: Iterable[Mapping[str, Any]]) -> list[TrainingSt
 
 def _stage(run_id: str, row: Mapping[str, Any]) -> TrainingStage:
     attributes = typed(row["SpanAttributes"], row["AttrTypes"])
-    start, duration = int(row["StartNano"]), int(row["Duration"])
-    return TrainingStage(
-        run_id=run_id,
-        algorithm=attributes[conventions.TRAIN_ALGORITHM],
-        step=int(attributes[conventions.TRAIN_STEP_NUMBER]),
-        name=attributes[conventions.TRAIN_STAGE],
-        resources_id=attributes[conventions.TRAIN_RESOURCES],
-        start_time=start / 10**9,
-        end_time=(start + duration) / 10**9,
-        metrics=_metrics_in(attributes),
-    )
+    return TrainingStage(name=attributes[conventions.TRAIN_STAGE], **_shared(run_id, row, attributes))
 
 
 def publishing_step_of(row: Mapping[str, Any]) -> PublishingStep:
@@ -127,26 +117,30 @@ def publishing_step_of(row: Mapping[str, Any]) -> PublishingStep:
     return PublishingStep(**texts, step=int(row["Step"]), version_before=row["Before"], version_after=row["After"])
 
 
-def _step(run_id: str, attributes: Mapping[str, Any], start_nano: int, duration_nano: int) -> TrainingStep:
+def _step(run_id: str, row: Mapping[str, Any], attributes: Mapping[str, Any]) -> TrainingStep:
     """Convert a step; `unlinked` is the number of consumed attempts until `steps_of` subtracts the linked ones."""
     return TrainingStep(
-        run_id=run_id,
-        algorithm=attributes[conventions.TRAIN_ALGORITHM],
-        step=int(attributes[conventions.TRAIN_STEP_NUMBER]),
-        resources_id=attributes[conventions.TRAIN_RESOURCES],
         version_before=attributes[conventions.TRAIN_VERSION_BEFORE],
         version_after=attributes[conventions.TRAIN_VERSION_AFTER],
         samples=int(attributes[conventions.TRAIN_SAMPLES]),
         refused=int(attributes[conventions.TRAIN_REFUSED]),
-        start_time=start_nano / 10**9,
-        end_time=(start_nano + duration_nano) / 10**9,
-        metrics=_metrics_in(attributes),
         unlinked=int(attributes[conventions.TRAIN_ATTEMPTS]),
+        **_shared(run_id, row, attributes),
     )
 
 
-def _metrics_in(attributes: Mapping[str, Any]) -> dict[str, Any]:
-    return {key.removeprefix(METRIC): value for key, value in attributes.items() if key.startswith(METRIC)}
+def _shared(run_id: str, row: Mapping[str, Any], attributes: Mapping[str, Any]) -> dict[str, Any]:
+    """Return what steps and stages share."""
+    start, duration = int(row["StartNano"]), int(row["Duration"])
+    return {
+        "run_id": run_id,
+        "algorithm": attributes[conventions.TRAIN_ALGORITHM],
+        "step": int(attributes[conventions.TRAIN_STEP_NUMBER]),
+        "resources_id": attributes[conventions.TRAIN_RESOURCES],
+        "start_time": start / 10**9,
+        "end_time": (start + duration) / 10**9,
+        "metrics": {key.removeprefix(METRIC): value for key, value in attributes.items() if key.startswith(METRIC)},
+    }
 
 
 def _hash(*names: str, size: int) -> str:

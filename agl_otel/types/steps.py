@@ -37,7 +37,7 @@ class TrainingStep(Model):
 
 
 class TrainingStage(Model):
-    """A stage of a step that takes long, as of a cycle of `agl-otel improve`, once it has ended; (run_id, step, name) names it."""
+    """A stage of a step that takes long, as of a cycle of `agl-otel improve`, as far as it is; (run_id, step, name) names it."""
 
     run_id: str
     algorithm: str
@@ -47,7 +47,7 @@ class TrainingStage(Model):
     """The set of resources that the step may change."""
     start_time: float
     end_time: float
-    """Unix seconds."""
+    """Unix seconds; while it is under way, of its recording."""
     metrics: dict[str, Any] = Field(default_factory=dict[str, Any])
     """Numbers and texts, by name: what it has found."""
 

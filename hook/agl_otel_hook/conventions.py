@@ -35,6 +35,7 @@ HEADER_INHERIT: Final = "agl-inherit"
 """In a request with telemetry: with INHERIT_NONE, what names no rollout gets none by its trace or parent. Trainers send it, for the ids of
 their traces can be computed."""
 INHERIT_NONE: Final = "none"
+"""The value of HEADER_INHERIT."""
 HEADER_MODEL_VERSION: Final = "agl-model-version"
 """In the response of a model server: the version of the weights that sampled the reply."""
 HEADER_CONVERSATION_ID: Final = "agl-conversation-id"

@@ -1,4 +1,4 @@
--- The ended stages of a training run's steps, each as it was told last, in the order of their ends.
+-- The stages of a training run's steps, each as it was told last, in the order of their ends.
 -- What a collector refused is stored without ids, too, and is no stage.
 SELECT toUnixTimestamp64Nano(Timestamp) AS StartNano, Duration, SpanAttributes, AttrTypes
 FROM (

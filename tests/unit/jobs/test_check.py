@@ -15,7 +15,8 @@ from agl_otel.algorithms.grpo.tiny import make_policy
 from agl_otel.algorithms.run_folder import RUN, SOURCES, RunFolder, Sources
 from agl_otel.cli import main
 from agl_otel.jobs import grpo
-from agl_otel.jobs.check import NO_IMPROVE, CheckReport, check_job
+from agl_otel.jobs.check import CheckReport, check_job
+from agl_otel.jobs.improve_options import NO_IMPROVE
 from agl_otel.jobs.job import Job
 from agl_otel.jobs.sources import sources_of
 
