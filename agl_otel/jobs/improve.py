@@ -150,8 +150,8 @@ class Improvement(JobRun):
             await asyncio.to_thread(CycleFolder(self.folder, promoted[-1]).check_promotion)
         await self.production.own(force=self.force)
         await self.production.begin(self.promoted, len(promoted))
-        if begun.read("gate") is None:
-            await self.production.publish()  # else a canary may be under way, and publishes again
+        if begun.read("gate") is None or not self.production.canary_stays:
+            await self.production.publish()  # else a canary may be under way, and goes on
         if self.ended and last.read("recorded") is None:
             await self._finish(last)
         self.production.failed.add_done_callback(self._on_stack_failed)
@@ -320,8 +320,9 @@ class Improvement(JobRun):
         await asyncio.to_thread(cycle.check_made)
         await self.production.start_canary(cycle.made)
         while not steps.over:
+            began = time.time()  # before it is published: what the canary takes from then on began in the step
             await self.production.publish(self.canary_of(cycle), steps.share)
-            steps = steps.published(self.production.version, time.time())
+            steps = steps.published(self.production.version, began)
             cycle.write("canary_begun", steps.as_json())
             self._say(f"cycle {cycle.number}: a canary of {steps.share:.0%} since {time.strftime('%H:%M:%S', time.localtime(steps.began))}")
             step = await self._canary_step(cycle, steps)

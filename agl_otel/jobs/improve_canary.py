@@ -19,7 +19,8 @@ class CanarySteps:
     """How far a canary is: `canary_begun.json`.
 
     It is written when a step has passed, and again when the next one's share is published. A step that was published is gone on with, by
-    the rewards since then, unless it was withdrawn meanwhile; one that was not yet is published (again).
+    the rewards since then, unless it was withdrawn meanwhile, as while its model server starts; one that
+    was not yet is published (again).
     """
 
     shares: Sequence[float]
@@ -92,7 +93,7 @@ def judged_step(spec: ImproveSpec, steps: CanarySteps, arms: Arms, *, bounds: tu
     verdict, why = canary_verdict(
         canary,
         promoted,
-        begun=arms.begun,
+        begun=max(arms.begun, spec.canary_most) if arms.full else arms.begun,
         planned=spec.canary_rated,
         most=spec.canary_most,
         spread=bounds[1] - bounds[0],

@@ -209,13 +209,15 @@ class Arms:
     """The conversations that a canary and the promoted weights answered in a step of the canary."""
 
     begun: int
-    """Those that the canary answered, rated or not, without those that it has answered since an earlier step."""
+    """Those that the canary took, rated or not, without those that it has answered since an earlier step."""
     canary: NDArray[np.float64]
     """Rewards of the conversations that began in this step and that it alone answered."""
     promoted: NDArray[np.float64]
     """Likewise, of the promoted weights."""
     mixed: int
-    """Conversations that both answered in part: their rewards count for none."""
+    """Conversations that both answered in part, or the promoted weights where the canary failed: their rewards count for none."""
+    full: bool = False
+    """Whether the canary has taken as many conversations as it may (`[improve] canary_most`)."""
 
 
 async def arms_since(store: Store, canary: str, since: float, sources: Collection[str] | None, *, step: float) -> Arms:
@@ -237,7 +239,8 @@ async def arms_since(store: Store, canary: str, since: float, sources: Collectio
     for ids in both:
         known = sorted(await store.rewarded(ids, sources)) if ids else []
         rewards.append(np.array([*(await rewards_of(store, known, sources)).values()], np.float64))
-    return Arms(len(of) + mixed, canary=rewards[0], promoted=rewards[1], mixed=mixed)
+    full = any(canary in each.full and each.began >= step for each in found)
+    return Arms(len(of) + mixed, canary=rewards[0], promoted=rewards[1], mixed=mixed, full=full)
 
 
 async def rewards_of(store: Store, rollout_ids: Sequence[str], sources: Collection[str] | None) -> dict[str, float]:

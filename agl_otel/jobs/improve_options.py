@@ -66,7 +66,7 @@ class ImproveSpec(BaseModel):
     """Rewards after which a step of the canary is passed, and after the last one it is promoted, if nothing speaks against it. One that is
     worse by more than chance goes before."""
     canary_most: Annotated[int, Field(ge=2, le=10_000_000, description="a canary answers so many conversations at most")] = 256
-    """Conversations of a step after which a canary is rolled back that has not got these rewards."""
+    """Conversations of a step after which a canary is rolled back that has not got these rewards. New weights answer no more in a step."""
     max_drop: Annotated[float, Field(ge=0, le=1e9, description="it is a difference of mean rewards")] = 0.05
     """By how much the canary's mean reward may be lower than the promoted weights' of the same time; and the trusted rewards of the logged
     attempts, by the lower end of their 80 % interval."""

@@ -34,6 +34,8 @@ class PublishedPrompts(Production):
         named: the set's id and owner, as for Production.
     """
 
+    canary_stays: ClassVar[bool] = True
+
     def __init__(self, llm: LLM, store: Store, **named: str) -> None:
         super().__init__(store, **named)
         self._llm = llm

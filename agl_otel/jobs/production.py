@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import asyncio
 from pathlib import Path
-from typing import Final
+from typing import ClassVar, Final
 
 from agl_otel.errors import ConflictError, UsageError
 from agl_otel.store import Store
@@ -38,6 +38,9 @@ class Production:
         """Of the published set."""
 
     # --- of a subclass
+
+    canary_stays: ClassVar[bool]
+    """Whether a published canary answers while the command does not run."""
 
     def _resources(self, canary: str, share: float) -> NamedResources:
         """Return what is in the set: the promoted, and under its name a canary, if there is one."""

@@ -8,7 +8,7 @@ from __future__ import annotations
 import asyncio
 import time
 from pathlib import Path
-from typing import Any, Final
+from typing import Any, ClassVar, Final
 
 from agl_otel.algorithms.grpo.serving import MODEL_NAME
 from agl_otel.errors import ModelServerError
@@ -35,8 +35,12 @@ class ServedWeights(Production):
         named: the set's id and owner, as for Production.
     """
 
+    canary_stays: ClassVar[bool] = False
+
     def __init__(self, job: Job, store: Store, folder: Path, *, sampling: dict[str, Any], options: dict[str, Any], **named: str) -> None:
         super().__init__(store, **named)
+        assert job.improve is not None, "improvement_of"
+        self._most = job.improve.canary_most
         self._job, self._folder = job, folder
         self._sampling, self._options = sampling, options
         self._answered = 0.0
@@ -122,4 +126,5 @@ class ServedWeights(Production):
 
     def _llm(self, slot: int, share: float | None = None) -> LLM:
         endpoint = f"{self._servers[slot].url}/v1"
-        return LLM(endpoint=endpoint, model=MODEL_NAME, sampling_parameters=self._sampling, share=share, **self._options)
+        canary: dict[str, Any] = {} if share is None else {"share": share, "most_conversations": self._most}
+        return LLM(endpoint=endpoint, model=MODEL_NAME, sampling_parameters=self._sampling, **canary, **self._options)

@@ -1,7 +1,8 @@
-"""Which conversations a canary answers, an LLM that has a share of those of its set of resources, and which prompts they get. Pure.
+"""Which conversations a canary answers, an LLM that has a share of those of its set of resources, and which prompts they get.
 
 The choice is a hash of the canary's resource name and the conversation, so it needs no memory: a conversation stays where it is while the
-shares stay, and a share that grows keeps the conversations that it has. A canary under another name gets other conversations.
+shares stay, and a share that grows keeps the conversations that it has. A canary under another name gets other conversations. What needs
+memory is a limit to the number of conversations (Taken).
 
 A prompt of the canary `next` is the resource `next.NAME`: its conversations get that as NAME.
 """
@@ -41,6 +42,31 @@ def canary_for(shares: Mapping[str, float], conversation: str) -> str | None:
             return name
         left -= share
     return None
+
+
+class Taken:
+    """The conversations that the canaries of one set have taken, where they may take so many (LLM.most_conversations)."""
+
+    def __init__(self) -> None:
+        self._taken: dict[str, set[str]] = {}
+        self._left: dict[str, int] = {}
+
+    def begin(self, resources: NamedResources) -> None:
+        """Count anew for another version of the set; a canary that it still has keeps the conversations that it has taken."""
+        limits = {name: each.most_conversations for name, each in resources.items() if isinstance(each, LLM)}
+        self._left = {name: most for name, most in limits.items() if most is not None}
+        self._taken = {name: self._taken.get(name, set()) for name in self._left}
+
+    def takes(self, canary: str, conversation: str) -> bool:
+        """Whether a canary takes a conversation, which it does for good."""
+        taken = self._taken.get(canary)
+        if taken is None or conversation in taken:
+            return True
+        if self._left[canary] == 0:
+            return False
+        self._left[canary] -= 1
+        taken.add(conversation)
+        return True
 
 
 def served_to(update: ResourcesUpdate, conversation: str) -> Served:

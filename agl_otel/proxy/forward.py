@@ -291,6 +291,7 @@ class Forwarder:
         call = self._recorder.start(key, dialect, shown, traceparent, caller=caller, retry=retry, fingerprint=fingerprint)
         call.asked, call.told, call.overridden = body, told, own
         call.conversation = conversation.id if conversation is not None and conversation.named else None
+        call.canary_full = route.full
         if len(pool) < len(route.pool):
             call.canary_failed = route.pool[0].arm
         if route.seed is not None and dialect.samples:

@@ -123,6 +123,8 @@ class Call:
     """The name of the resource that it went to last."""
     canary_failed: str | None = None
     """The name of the canary that could not answer it."""
+    canary_full: str | None = None
+    """The name of the canary that had taken as many conversations as it may."""
     conversation: str | None = None
     """The conversation that the caller of a call of no rollout named."""
     tries: int = 1
@@ -264,6 +266,8 @@ class Recorder:
             self.arms[call.arm if call.arm in self.arms or len(self.arms) < MAX_ARMS else OTHER_ARMS] += 1
         if call.canary_failed is not None:
             self.counts["canary_failed"] += 1
+        if call.canary_full is not None:
+            self.counts["canary_full"] += 1
         if failed:
             self._count("failed", failed)
         elif call.dialect.samples and not sampled and not call.completed.defect:
@@ -379,6 +383,7 @@ class Recorder:
             conventions.LLM_MODEL_VERSION: clean(call.model_version) if call.model_version is not None else None,
             conventions.LLM_ARM: clean(call.arm) if call.arm is not None else None,
             conventions.LLM_CANARY_FAILED: clean(call.canary_failed) if call.canary_failed is not None else None,
+            conventions.LLM_CANARY_FULL: clean(call.canary_full) if call.canary_full is not None else None,
             conventions.LLM_INCOMPLETE: call.no_whole_reply,
             conventions.LLM_TRIES: call.tries if call.tries > 1 else None,
             conventions.LLM_FIRST_BYTE: (call.first_byte - call.start_time) / 1e9 if call.first_byte else None,

@@ -20,7 +20,7 @@ from urllib.parse import urlsplit
 
 from agl_otel.errors import NotFoundError, RefusedError, UnavailableError
 from agl_otel.proxy.budget import Budget, budget_of
-from agl_otel.proxy.canary import canary_for
+from agl_otel.proxy.canary import Taken, canary_for
 from agl_otel.proxy.newest import Newest
 from agl_otel.types import (
     LLM,
@@ -116,6 +116,8 @@ class Route:
     """The sampling seed of the rollout; None: the model server's default."""
     policy: str | None = None
     """The rollout's sampling policy (types.sampling.POLICY)."""
+    full: str | None = None
+    """The canary to which it would go, had that not taken as many conversations as it may."""
 
 
 class Upstreams(Protocol):
@@ -260,6 +262,7 @@ class QueueUpstreams:
         """{(id, version): (last use by a new attempt, resources)}, least recently used first."""
         self._newest = Newest(queue.get_resources, resources_id, clock=clock) if resources_id else None
         self._of_newest: tuple[ResourcesUpdate | None, _Known | None] = None, None
+        self._taken = Taken()
 
     async def resolve(self, key: Key | None, asked: str | None, conversation: str | None = None) -> Route:
         """Return the route of a call. Raises NotFoundError, UnavailableError, RefusedError."""
@@ -267,13 +270,16 @@ class QueueUpstreams:
         if known is None or (key is None and self._lists(asked) and not known.names(asked)):
             return Route(self._own_pool(asked) or self._nothing())
         canary = canary_for(known.shares, conversation) if known.shares and conversation is not None else None
+        full = None
+        if canary is not None and conversation is not None and key is None and not self._taken.takes(canary, conversation):
+            canary, full = None, canary
         route = known.routes.get((asked, canary))
         if route is None:
             route = Route(self._pool(known, asked, canary), known.budget, known.seed, known.policy)
             by_resources = known.llms and not any(self._is_own(llm) for llm in known.llms.values())
             if by_resources and len(known.routes) < MAX_ROUTES:
                 known.routes[asked, canary] = route
-        return route
+        return route if full is None else replace(route, full=full)
 
     async def names(self) -> Sequence[str]:
         """The models of the set that serves calls of no rollout, without its canaries."""
@@ -287,6 +293,7 @@ class QueueUpstreams:
         if update is not self._of_newest[0]:
             known = _known(update, of_rollout=False)
             self._of_newest = update, known if known.llms else None
+            self._taken.begin(update.resources if update is not None else {})
         return self._of_newest[1]
 
     def _lists(self, asked: str | None) -> bool:

@@ -40,11 +40,13 @@ class Answered(NamedTuple):
     rollout_id: str
     """Or empty."""
     arms: list[str]
-    """The resource names of the LLMs that answered."""
+    """The resource names of the LLMs that answered, or that could not as canaries."""
     began: float
     """Its first call, in Unix seconds."""
     latest: float
     """Its last call's begin."""
+    full: list[str]
+    """The canaries that did not take it because they had taken as many conversations as they may."""
 
 
 class Feedbacks(Connected):
@@ -71,9 +73,25 @@ class Feedbacks(Connected):
         Calls by a set of resources with a canary, and by AGL_UPSTREAM_RESOURCES, say which LLM answered, and spans of products by whose
         prompts.
         """
-        params = {"since": int(since * 1e9), "arm": conventions.LLM_ARM, "served": conventions.SERVED_ARM}
+        names = {
+            "arm": conventions.LLM_ARM,
+            "served": conventions.SERVED_ARM,
+            "failed": conventions.LLM_CANARY_FAILED,
+            "full": conventions.LLM_CANARY_FULL,
+        }
+        params = {"since": int(since * 1e9), **names}
         rows = await (await self._open()).reader.query(named_query("arms"), params=params)
-        return [Answered(row["Conversation"], row["RolloutId"], list(row["Arms"]), row["Began"] / 1e9, row["Latest"] / 1e9) for row in rows]
+        return [
+            Answered(
+                conversation=row["Conversation"],
+                rollout_id=row["RolloutId"],
+                arms=list(row["Arms"]),
+                began=row["Began"] / 1e9,
+                latest=row["Latest"] / 1e9,
+                full=list(row["Full"]),
+            )
+            for row in rows
+        ]
 
     async def evaluations(self, rollout_id: str) -> list[StoredEvaluation]:
         """Return the evaluations of a rollout that came as log records, feedback among them, by attempt and time, without a barrier."""

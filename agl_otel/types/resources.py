@@ -56,6 +56,9 @@ class LLM(Resource):
     share: float | None = Field(default=None, ge=0, le=1)
     """Makes it a canary: it answers this share of the conversations of the set's other LLMs, and else only calls that request it by its
     resource name. None: it is none."""
+    most_conversations: int | None = Field(default=None, ge=1)
+    """Of a canary: how many conversations of no rollout it answers at most by one version of the set, in each proxy. Later ones get the
+    other LLMs."""
 
     def get_base_url(self, *_: Any, **__: Any) -> str:
         """Return the base URL for an OpenAI client."""
@@ -141,7 +144,10 @@ def placeholders(template: str) -> set[str]:
 
 
 def check_shares(resources: dict[str, Any]) -> dict[str, Any]:
-    """Return the resources of a set. Raises ValueError for shares that sum up to more than 1, and for canaries without another LLM."""
+    """Return the resources of a set.
+
+    Raises ValueError for shares that sum up to more than 1, canaries without another LLM, and limits of LLMs that are no canaries.
+    """
     llms = [name for name, resource in resources.items() if isinstance(resource, LLM)]
     shares = shares_in(resources)
     if sum(shares.values()) > 1 + _ROUNDING:
@@ -151,6 +157,9 @@ def check_shares(resources: dict[str, Any]) -> dict[str, Any]:
         raise ValueError(
             f"all LLMs of the set have a share ({', '.join(shares)}): a canary needs another LLM, without one, to stand in for"
         )
+    for name in llms:
+        if name not in shares and resources[name].most_conversations is not None:
+            raise ValueError(f"{name} has most_conversations, which limits canaries, and no share, which makes it one")
     return resources
 
 

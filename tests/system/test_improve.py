@@ -15,6 +15,7 @@ import pytest
 pytest.importorskip("torch", reason="needs the [train] extra")
 
 import itertools
+import time
 
 from agl_otel.adapters.gates import ALARMS
 from agl_otel.jobs.improve_cycle import FOUND
@@ -36,6 +37,7 @@ BETTER = {"improve.attempts": "256", "algorithm.updates_per_step": "4"}
 def test_users_get_better_answers_although_stages_are_killed(tmp_path: Path, stages: tuple[str, ...]) -> None:
     with world(tmp_path, {**BETTER, "improve.canary": "[0.1, 0.3]", "improve.canary_rated": "12", "improve.max_drop": "0.3"}) as found:
         passed: list[dict[str, Any]] = []
+        killed = 0.0
         force: list[str] = []
         for stage in stages:
             marks = [found.run / "cycles" / "0001" / name for name in (f"{stage}/run.json", f"{stage}.json")]
@@ -46,6 +48,7 @@ def test_users_get_better_answers_although_stages_are_killed(tmp_path: Path, sta
                     until(lambda: bool(_passed(found)), "the canary's first step has passed")
                 loop.process.send_signal(signal.SIGKILL)
                 loop.process.wait()
+                killed = time.time() if stage == "canary_begun" else killed
                 passed = passed or _passed(found)
             force = []
             if stage == "run":  # its update goes on with another agent
@@ -57,7 +60,8 @@ def test_users_get_better_answers_although_stages_are_killed(tmp_path: Path, sta
         assert [found.facts(cycle, "verdict")["verdict"] for cycle in (1, 2)] == ["promoted"] * 2, loop.output
         steps = found.facts(1, "canary")["steps"]
         assert [(step["share"], step["why"]) for step in steps] == [(0.1, ""), (0.3, "")] and steps[:1] == passed, "no step is repeated"
-        assert steps[0]["ended"] <= steps[1]["began"] and all(step["rated"] >= 12 for step in steps)
+        assert steps[0]["ended"] <= killed < steps[1]["began"], "a step begins when the canary's model server answers"
+        assert all(step["rated"] >= 12 for step in steps)
         asyncio.run(_holds(found))
         first, last = (found.facts(cycle, "verdict")["ended"] for cycle in (1, 2))
         shares = right_share(found.book("seen"), until=first - 60), right_share(found.book("seen"), since=last)
@@ -116,7 +120,7 @@ def test_bad_weights_are_rolled_back_within_a_bounded_number_of_requests(tmp_pat
         until(lambda: len(_after(found, verdict["ended"] + 2)) > 100, "users ask on")
         assert all(row["answer"] is not None for row in _after(found, verdict["ended"] + 2))
         sampled = len((found.run / "slots" / "b" / "model_server.jsonl").read_text().splitlines())
-        assert 0 < sampled <= 100 + 40, f"canary_most, and what came within the two seconds in which it is noticed: {canary}"
+        assert 0 < sampled <= 100, f"canary_most, however late it is noticed: {canary}"
 
 
 @pytest.mark.long

@@ -11,12 +11,12 @@ from agl_otel.types import Span
 from agl_otel_hook import conventions
 
 
-async def talk(store: LightningStore, reward: float, *turns: tuple[str, float]) -> str:
-    """Store a rated conversation with a call at each time, by the LLM of this resource name; return its rollout."""
+async def talk(store: LightningStore, reward: float, *turns: tuple[str, float], **more: str) -> str:
+    """Store a rated conversation with a call at each time, by the LLM of this resource name; return its rollout. `more`: attributes."""
     begun = await store.start_rollout({"question": 1})
     for number, (arm, at) in enumerate(turns, 1):
         call = Span.from_attributes(
-            attributes={conventions.LLM_ARM: arm},
+            attributes={conventions.LLM_ARM: arm, **more},
             rollout_id=begun.rollout_id,
             attempt_id=begun.attempt.attempt_id,
             sequence_id=number,
@@ -68,3 +68,15 @@ async def test_a_products_own_span_says_by_whose_prompts_it_answered(store: Ligh
     await said(0.4, name, "promoted")
     await said(0.5, "promoted", name)
     assert facts(await arms_since(store, name, since, None, step=since)) == ([0.1, 0.2], [0.3], 4, 2), "who had both counts for neither"
+
+
+async def test_a_canary_that_fails_has_taken_the_conversation_and_one_that_is_full_has_not(store: LightningStore) -> None:
+    name, since = "canary-0009", time.time() + 20_000
+    await talk(store, 0.1, ("promoted", since + 1), **{conventions.LLM_CANARY_FAILED: name})
+    arms = await arms_since(store, name, since, None, step=since)
+    assert (*facts(arms), arms.full) == ([], [], 1, 1, False)
+    await talk(store, 0.2, ("promoted", since + 2), **{conventions.LLM_CANARY_FULL: name})
+    arms = await arms_since(store, name, since, None, step=since)
+    assert (*facts(arms), arms.full) == ([], [0.2], 1, 1, True)
+    later = await arms_since(store, name, since, None, step=since + 3)
+    assert not later.full, "of an earlier step"

@@ -550,9 +550,9 @@ async def test_the_rollouts_of_a_trace_are_found_whatever_times_its_spans_claim(
 
 
 async def test_the_arms_of_a_conversation_are_those_of_its_rollout_once_it_has_one(engine: TraceStore, reader: TraceReader) -> None:
-    def by(arm: str, number: int, trace: str, rollout_id: str, second: int = 10) -> dict[str, Any]:
+    def by(arm: str, number: int, trace: str, rollout_id: str, more: dict[str, str] | None = None, *, second: int = 10) -> dict[str, Any]:
         known = {"TraceId": trace, "RolloutId": rollout_id, "Timestamp": f"17500000{second:02d}.{number:09d}"}
-        return row(number, conventions.SPAN_LLM, {conventions.LLM_ARM: arm}, **known)
+        return row(number, conventions.SPAN_LLM, {conventions.LLM_ARM: arm, **(more or {})}, **known)
 
     insert(
         engine,
@@ -562,13 +562,21 @@ async def test_the_arms_of_a_conversation_are_those_of_its_rollout_once_it_has_o
         by("promoted", 4, "mixed", "ro-m"), by("canary", 5, "mixed", "ro-m"),
         row(10, "POST /chat", {conventions.SERVED_ARM: "canary"}, TraceId="product", RolloutId="", Timestamp="1750000010.000000010"),
         by("promoted", 6, "earlier", "ro-e", second=9), row(7, TraceId="elsewhere"),
+        by("promoted", 11, "stood in for", "ro-f", {conventions.LLM_CANARY_FAILED: "canary"}),
+        by("promoted", 12, "too many", "ro-t", {conventions.LLM_CANARY_FULL: "canary"}),
     )  # fmt: skip
-    params = {"since": 1_750_000_010 * 10**9, "arm": conventions.LLM_ARM, "served": conventions.SERVED_ARM}
-    found = [(each["Conversation"], each["RolloutId"], each["Arms"]) for each in await reader.query(named_query("arms"), params=params)]
+    names = {"served": conventions.SERVED_ARM, "failed": conventions.LLM_CANARY_FAILED, "full": conventions.LLM_CANARY_FULL}
+    params = {"since": 1_750_000_010 * 10**9, "arm": conventions.LLM_ARM, **names}
+    rows = await reader.query(named_query("arms"), params=params)
+    assert {each["Conversation"]: each["Full"] for each in rows if each["Full"]} == {"ro-t": ["canary"]}
+    found = [(each["Conversation"], each["RolloutId"], each["Arms"]) for each in rows]
     both = ["canary", "promoted"]
     product, *found = found
     assert product == ("product", "", ["canary"])
-    assert found == [("ro-a", "ro-a", ["canary"]), ("ro-m", "ro-m", both), ("ro-o", "ro-o", both), ("waits", "", ["canary"])]
+    assert found == [
+        ("ro-a", "ro-a", ["canary"]), ("ro-f", "ro-f", both), ("ro-m", "ro-m", both), ("ro-o", "ro-o", both),
+        ("ro-t", "ro-t", ["promoted"]), ("waits", "", ["canary"]),
+    ]  # fmt: skip
 
 
 async def test_arrow_and_rows_agree(engine: TraceStore, reader: TraceReader) -> None:

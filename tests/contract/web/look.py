@@ -44,6 +44,11 @@ def harmless(page: Any) -> None:
     assert "\x1b" not in found["text"] and "\u202e" not in found["text"]
 
 
+def told_of(message: Any) -> str:
+    """Return a message of the browser's console, and of which address it is."""
+    return f"{message.text} {message.location['url']}"
+
+
 def visit(page: Any, theme: str) -> None:
     """Open every page in one colour scheme."""
     for name, (path, text) in PAGES.items():
@@ -219,7 +224,7 @@ def main() -> None:
             page = context.new_page()
             said: list[str] = []
             page.on("pageerror", lambda error, said=said: said.append(str(error)))
-            page.on("console", lambda message, said=said: said.append(message.text) if message.type == "error" else None)
+            page.on("console", lambda message, said=said: said.append(told_of(message)) if message.type == "error" else None)
             visit(page, theme)
             assert not said, said
             if theme == "light":

@@ -15,8 +15,8 @@ from agl_otel.jobs.improve_options import ImproveSpec
 SPEC = ImproveSpec(canary=[0.05, 0.3], canary_rated=4, canary_most=8)
 
 
-def arms(*rewards: float, begun: int = 0) -> Arms:
-    return Arms(begun or len(rewards), canary=np.array(rewards), promoted=np.ones(16), mixed=0)
+def arms(*rewards: float, begun: int = 0, full: bool = False) -> Arms:
+    return Arms(begun or len(rewards), canary=np.array(rewards), promoted=np.ones(16), mixed=0, full=full)
 
 
 def killed(steps: CanarySteps) -> CanarySteps:
@@ -59,6 +59,7 @@ def test_a_step_waits_for_its_rewards() -> None:
     [
         (arms(1, 1, 1, 0), True, "canary_no_gain"),
         (arms(1, 1, 1, begun=8), True, "canary_unrated"),
+        (arms(1, 1, 1, begun=7, full=True), True, "canary_unrated"),
         (arms(1, 1, 1, 1), False, "canary_down"),
     ],
 )

@@ -56,6 +56,7 @@ def llm(share: float | None = None) -> LLM:
     [
         ({"main": llm(), "a": llm(0.6), "b": llm(0.5)}, "sum up to 1.1 (a 0.6, b 0.5)"),
         ({"a": llm(0.1)}, "a canary needs another LLM"),
+        ({"main": llm().model_copy(update={"most_conversations": 3}), "a": llm(0.1)}, "main has most_conversations, which limits canaries"),
     ],
 )
 def test_shares_that_cannot_be_served_are_refused(resources: NamedResources, words: str) -> None:
