@@ -137,7 +137,10 @@ class SpanShapeError(DataError, ValueError):
 
 
 class QueryError(AglError):
-    """ClickHouse, or the read-only guard before it, refused a query; `code` is ClickHouse's number (0 if it gave none)."""
+    """ClickHouse, or the read-only guard before it, refused a query; `code` is ClickHouse's number (0 if it gave none).
+
+    On the wire it is a service's own failure; where a caller wrote the query, the service makes a UsageError of it.
+    """
 
     code = 0
 
@@ -186,7 +189,6 @@ _GRPC: Final[tuple[tuple[type[AglError], str], ...]] = (  # the most specific fi
     (UnavailableError, "UNAVAILABLE"),
     (DataError, "INVALID_ARGUMENT"),
     (RefusedError, "FAILED_PRECONDITION"),
-    (QueryError, "INVALID_ARGUMENT"),
     (SwitchedOffError, "UNIMPLEMENTED"),
 )
 _HTTP: Final = {

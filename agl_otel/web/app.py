@@ -5,6 +5,7 @@ Routes are in rest.py, views.py, relay.py and jaeger/rest.py. SQL belongs to tra
 
 from __future__ import annotations
 
+import logging
 from collections.abc import Collection, Sequence
 from importlib.metadata import distribution
 from typing import Final
@@ -48,6 +49,8 @@ _CORS: Final = {
     "Access-Control-Max-Age": "600",
     "Vary": "Origin",
 }
+
+_log = logging.getLogger(__name__)
 
 
 async def health(request: web.Request) -> web.Response:
@@ -98,7 +101,9 @@ async def guard(request: web.Request, handler: Handler) -> web.StreamResponse:
         return await handler(request)
     except AglError as error:
         headers = {"Retry-After": "1"} if isinstance(error, UnavailableError) else None
-        return web.json_response({"detail": str(error), "error_type": type(error).__name__}, status=http_status(error), headers=headers)
+        if (status := http_status(error)) == 500:  # as where ClickHouse refuses a view's query
+            _log.error("%s %s failed: %s", request.method, request.path, error)
+        return web.json_response({"detail": str(error), "error_type": type(error).__name__}, status=status, headers=headers)
 
 
 def _origin(request: web.Request) -> str:

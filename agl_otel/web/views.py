@@ -11,7 +11,7 @@ from aiohttp import web
 from pydantic import Field
 
 from agl_otel.adapters.tree import TraceTree
-from agl_otel.errors import NotFoundError, SpanShapeError, UsageError
+from agl_otel.errors import NotFoundError, QueryError, SpanShapeError, UsageError
 from agl_otel.spans.calls import JoinedCall
 from agl_otel.spans.conversations import ModelCall, text_of_cut
 from agl_otel.spans.history import SpanKey, expand_spans, lengths_of_prompts, whole_prompt
@@ -313,7 +313,10 @@ async def _version(store: Store, request: web.Request) -> Any:
 async def _sql(store: Store, request: web.Request) -> Any:
     params = await params_of(request, _Sql)
     await store.open()
-    answer = await store.reader.sql(params.query, limit=params.limit + 1)
+    try:
+        answer = await store.reader.sql(params.query, limit=params.limit + 1)
+    except QueryError as error:
+        raise UsageError(str(error)) from error
     columns = answer["meta"]
     return Answer(
         columns=[column["name"] for column in columns],

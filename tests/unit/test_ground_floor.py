@@ -59,6 +59,7 @@ def test_every_error_is_drawn_in_the_tree_and_has_a_status() -> None:
     for kind in kinds:
         assert kind.__name__ in (errors.__doc__ or ""), f"{kind.__name__} is missing in the drawn tree"
         assert errors.http_status(kind("x")) >= 400
+    assert errors.http_status(errors.QueryError("x")) == 500, "a view's own query is no mistake of who asks for the view"
 
 
 def test_a_status_on_the_wire_comes_back_as_the_same_error() -> None:

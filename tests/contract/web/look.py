@@ -231,6 +231,7 @@ def main() -> None:
                 use(page)
                 page.set_viewport_size({"width": 390, "height": 844})
                 fit(page)
+                assert not [each for each in said if not each.endswith("/v1/agl/sql")], said  # a query that is refused is one
             context.close()
         browser.close()
 
