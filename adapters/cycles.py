@@ -14,6 +14,10 @@ IMPROVE: Final = "improve"
 """The algorithm of a run whose steps are cycles."""
 CANARY_STEP: Final = "canary "
 """Prefix of the name of a stage that is a step of a canary: `canary 1`."""
+WAITS: Final = "waits"
+"""The figure of a stage that is under way: what it waits for, for people. One that has ended has none."""
+SILENT_SECONDS: Final = 180.0
+"""A run that is under way and has told nothing for so long may have been killed; it tells each minute at least."""
 _NEXT: Final = {"window": "update", "update": "gate", "gate": "canary", "canary": "verdict"}
 
 
@@ -36,7 +40,9 @@ class Cycle(Model):
     stage: str = ""
     """The stage that is under way; empty where it has its verdict."""
     waits: str = ""
-    """What its window waits for, while that is under way."""
+    """What that stage waits for, for people."""
+    stage_began: float | None = None
+    """When that stage began, or the step of the canary, in Unix seconds."""
     reasons: list[Reason]
     start_time: float
     end_time: float
@@ -78,12 +84,14 @@ class Cycle(Model):
     canary_mean: float | None
     canary_promoted_mean: float | None
     """Mean rewards of the canary, and of the promoted weights at the same time."""
+    canary_promoted_rated: int | None
+    """Conversations of the promoted weights with a reward at the same time."""
 
 
 _SAME: Final = ("start_time", "end_time", "resources_id", "version_before", "version_after", "unlinked", "samples")
-_NUMBERS: Final = [name for name, field in Cycle.model_fields.items() if field.annotation == float | None]
+_NUMBERS: Final = [name for name, field in Cycle.model_fields.items() if field.annotation == float | None and name != "stage_began"]
 _COUNTS: Final = [name for name, field in Cycle.model_fields.items() if field.annotation == int | None]
-_TEXTS: Final = ("verdict", "waits", "selection", "training_run", "backtest_verdict", "trusted_verdict")
+_TEXTS: Final = ("verdict", WAITS, "selection", "training_run", "backtest_verdict", "trusted_verdict")
 
 
 def cycles_of(steps: Iterable[TrainingStep], stages: Iterable[TrainingStage] = ()) -> list[Cycle]:
@@ -99,7 +107,12 @@ def _under_way(stages: Sequence[TrainingStage]) -> Cycle:
     begun = max((stage.start_time for stage in stages if stage.name == "window"), default=stages[0].start_time)
     own = [stage for stage in stages if stage.start_time >= begun]
     first, last = own[0], own[-1]
-    metrics = {name: value for stage in own for name, value in stage.metrics.items()}
+    metrics: dict[str, Any] = {}
+    for stage in own:
+        if stage.name.startswith(CANARY_STEP):  # of each step its own
+            metrics = {name: value for name, value in metrics.items() if not name.startswith("canary_")}
+        metrics |= stage.metrics
+    metrics[WAITS] = last.metrics.get(WAITS, "")
     serving = str(metrics.get("version") or "")
     step = TrainingStep(
         run_id=last.run_id,
@@ -112,12 +125,14 @@ def _under_way(stages: Sequence[TrainingStage]) -> Cycle:
         end_time=last.end_time,
         metrics=metrics,
     )
-    stage = "verdict" if metrics.get("why") else _NEXT.get(last.name, last.name)
-    if last.name.startswith(CANARY_STEP):
-        stage = "canary"
-    elif last.name == "window" and "selection" not in metrics:
-        stage = "window"
-    return _cycle_of(step).model_copy(update={"stage": stage, "attempts": int(_number(metrics.get("attempts")) or 0)})
+    name = "canary" if last.name.startswith(CANARY_STEP) else last.name
+    under_way = WAITS in last.metrics or name != last.name
+    found = {
+        "stage": name if under_way else "verdict" if metrics.get("why") else _NEXT.get(name, name),
+        "stage_began": last.start_time if under_way else last.end_time,
+        "attempts": int(_number(metrics.get("attempts")) or 0),
+    }
+    return _cycle_of(step).model_copy(update=found)
 
 
 def _cycle_of(step: TrainingStep) -> Cycle:

@@ -209,16 +209,15 @@ def _radius(count: int, sigma: float, planned: int, error: float) -> float:
 
 
 def canary_verdict(
-    canary: Array, stable: Array, *, begun: int, planned: int, most: int, spread: float, max_drop: float, steps: int = 1
+    canary: Array, stable: Array, *, over: bool, planned: int, spread: float, max_drop: float, steps: int = 1
 ) -> tuple[Literal["wait", "pass", "roll_back"], str]:
     """Decide about a step of a canary: (verdict, key of REFUSALS or empty). One that passes its last step is promoted.
 
     Args:
         canary: rewards of its conversations in this step.
         stable: those of the promoted weights at the same time.
-        begun: its conversations in this step, rated or not.
+        over: whether it has taken as many conversations as it may, and no more rewards are waited for.
         planned: rewards after which it passes, if nothing speaks against it, and the promoted weights have got LEAST_RATED by then.
-        most: conversations after which it is rolled back, if it has not got these rewards.
         spread: the range of rewards.
         max_drop: by how much its mean may be lower; chance alone makes half of equal canaries lower.
         steps: how many the canary has. The chance that it is wrongly found worse is for all of them together, and each has its part.
@@ -228,4 +227,4 @@ def canary_verdict(
         return "roll_back", "canary_worse"
     if len(canary) >= planned and len(stable) >= min(planned, LEAST_RATED):
         return ("pass", "") if bounds.value >= -max_drop else ("roll_back", "canary_no_gain")
-    return ("roll_back", "canary_unrated") if begun >= most else ("wait", "")
+    return ("roll_back", "canary_unrated") if over else ("wait", "")

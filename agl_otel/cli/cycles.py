@@ -7,7 +7,7 @@ from typing import Final
 
 from rich.text import Text
 
-from agl_otel.adapters.cycles import Cycle
+from agl_otel.adapters.cycles import SILENT_SECONDS, Cycle
 from agl_otel.cli.output import WIDEST_LINE, clock, counted, plain
 from agl_otel.types import TrainingRun
 
@@ -18,14 +18,23 @@ def cycle_rows(cycles: Sequence[Cycle]) -> tuple[list[str], list[list[object]]]:
     return [*columns], [list(row) for row in zip(*columns.values(), strict=True)]
 
 
-def reason_lines(cycles: Sequence[Cycle]) -> list[Text]:
-    """Return a line for each reason against what a cycle made, alarms in red, and what a window waits for."""
+def reason_lines(cycles: Sequence[Cycle], *, now: float) -> list[Text]:
+    """Return a line for each reason against what a cycle made, alarms in red, what a stage waits for, and where it is silent.
+
+    `now`: Unix seconds; 0 where the run is known to have ended.
+    """
     told = [(each, reason) for each in cycles for reason in each.reasons]
     lines = [
         Text(f"cycle {each.cycle} {_verdict(each)}: {plain(reason.text, WIDEST_LINE)}", style="bold red" if reason.alarm else "")
         for each, reason in told
     ]
-    return lines + [Text(f"cycle {each.cycle} {_verdict(each)}: {plain(each.waits, WIDEST_LINE)}") for each in cycles if each.waits]
+    for each in cycles:
+        if each.waits:
+            lines.append(Text(f"cycle {each.cycle} {_verdict(each)}: {plain(each.waits, WIDEST_LINE)}"))
+        if each.stage and now - each.end_time > SILENT_SECONDS:
+            silent = f"nothing was told since {clock(each.end_time)}: does `agl-otel improve` still run?"
+            lines.append(Text(f"cycle {each.cycle} {_verdict(each)}: {silent}", style="bold red"))
+    return lines
 
 
 def promoted_of(trained: TrainingRun) -> str:
@@ -35,6 +44,10 @@ def promoted_of(trained: TrainingRun) -> str:
 
 def _verdict(cycle: Cycle) -> str:
     return cycle.verdict.replace("_", " ") or f"{cycle.stage} …"
+
+
+def _under_way(cycle: Cycle) -> str:
+    return f"since {clock(cycle.stage_began or cycle.start_time)}, told {clock(cycle.end_time)}"
 
 
 def _held_out(cycle: Cycle) -> str | None:
@@ -68,7 +81,7 @@ def _canary(cycle: Cycle) -> str | None:
 
 _CELLS: Final[dict[str, Callable[[Cycle], object]]] = {
     "cycle": lambda cycle: cycle.cycle,
-    "ended": lambda cycle: f"told {clock(cycle.end_time)}" if cycle.stage else clock(cycle.end_time),
+    "ended": lambda cycle: _under_way(cycle) if cycle.stage else clock(cycle.end_time),
     "verdict": lambda cycle: _verdict(cycle) + (", ALARM" if any(reason.alarm for reason in cycle.reasons) else ""),
     "held-out": _held_out,
     "back-test": lambda cycle: _estimated(cycle.backtest_gain, cycle.backtest_verdict),

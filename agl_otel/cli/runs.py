@@ -7,6 +7,7 @@ run_figures.py.
 from __future__ import annotations
 
 import asyncio
+import time
 from collections import Counter
 from collections.abc import Mapping, Sequence
 from dataclasses import asdict
@@ -109,7 +110,7 @@ def show(run: str, price: tuple[float, float] | None, points: int, data_dir: Pat
         if report.cycles:
             columns, rows = cycle_rows(report.cycles)
             console.print(table_of("cycles", columns, rows))
-            for told in reason_lines(report.cycles):
+            for told in reason_lines(report.cycles, now=0.0 if report.outcome else time.time()):
                 console.print(told, soft_wrap=True)
         if metrics := chosen_metrics([report], ())[:4]:
             console.print(_by_step([report], metrics, points, title=f"by {report.curve.by}"))

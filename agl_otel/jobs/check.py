@@ -110,7 +110,8 @@ def _check(job: Job, found: CheckReport) -> list[Any]:
     found.train, found.val = len(train), len(val)
     if job.improve is not None and job.improve.held_out != "off" and 0 < len(val) < LEAST_TASKS:
         found.warnings.append(
-            f"[data] val has {len(val)} tasks: of fewer than {LEAST_TASKS}, a gate never says that a score fell or rose by more than chance"
+            f"[data] val has {len(val)} tasks: of fewer than {LEAST_TASKS}, a gate never says that a score fell or rose by more "
+            "than chance; give it twenty or more"
         )
     if not scores:
         with _collecting(found):

@@ -17,26 +17,28 @@ What is particular to weights is in improve_weights.py, to prompts in improve_pr
 from __future__ import annotations
 
 import asyncio
+import contextlib
 import shutil
 import time
 from collections.abc import Awaitable, Callable, Collection, Iterable, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from importlib import import_module
 from pathlib import Path
 from typing import Any, ClassVar, Final, TypeVar
 
 import numpy as np
 
-from agl_otel.adapters.cycles import CANARY_STEP, IMPROVE
+from agl_otel.adapters.cycles import CANARY_STEP, IMPROVE, WAITS
 from agl_otel.adapters.gates import LEAST_RATED, REFUSALS, Rated, Rules
 from agl_otel.adapters.offpolicy import Estimate
 from agl_otel.algorithms.offline import Offline
 from agl_otel.algorithms.run_folder import Fingerprint, RunFolder, digest_of, lock_run, run_id_of
-from agl_otel.errors import AgentError, DataError, ModelServerError, SettingsError, TrainingError
+from agl_otel.errors import AgentError, DataError, ModelServerError, SettingsError, TrainingError, UnavailableError
 from agl_otel.jobs.improve_canary import CanarySteps, judged_step, seen_step
 from agl_otel.jobs.improve_cycle import CycleFolder, figures_of, step_figures
-from agl_otel.jobs.improve_evidence import Evidence, arms_since, judged_update
+from agl_otel.jobs.improve_evidence import Arms, Evidence, arms_since, judged_update
 from agl_otel.jobs.improve_options import NO_IMPROVE, SEARCHES
+from agl_otel.jobs.improve_progress import TOLD_SECONDS, WAITS_FIRST, Progress
 from agl_otel.jobs.job import Job
 from agl_otel.jobs.production import Production
 from agl_otel.jobs.run import JobRun, unless_failed
@@ -49,8 +51,6 @@ from agl_otel.types.selections import Selected
 POLL_SECONDS: Final = 1.0
 AWAY_SECONDS: Final = 120.0
 """How long a stack may be away while the loop waits for attempts or for the users of a canary."""
-TOLD_SECONDS: Final = 60.0
-"""How often a window, or a step of a canary, tells how far it is."""
 KEPT_MODELS: Final = 2
 """The promoted weights, and those before."""
 LARGE: Final = ("checkpoints", "weights", "rounds", "policy")
@@ -99,6 +99,8 @@ class Improvement(JobRun):
         self._trains = self._algorithm
         self._algorithm = IMPROVE
         self._say = on_event
+        self._progress = Progress("window", time.time(), WAITS_FIRST["window"])
+        self._changed, self._telling = asyncio.Event(), asyncio.Lock()
         self._sources: list[str] | None = job.options.get("reward_sources", job.improve.reward_sources)
 
     # --- of a subclass
@@ -206,15 +208,39 @@ class Improvement(JobRun):
 
     async def _stage(self, cycle: CycleFolder, name: str, work: Callable[[CycleFolder], Any]) -> dict[str, Any]:
         if (found := cycle.read(name)) is None:
-            began = time.time()
+            self._go_on(Progress(name, began := time.time(), WAITS_FIRST[name]))
             self._say(f"cycle {cycle.number}: {name} …")
-            facts = await work(cycle)
+            telling = asyncio.create_task(self._tell(cycle), name="telling")
+            try:
+                facts = await unless_failed(telling, work(cycle))
+            finally:
+                telling.cancel()
+                await asyncio.wait({telling})
             cycle.write(name, {"began": began, **facts, "ended": time.time()})
             found = cycle.of(name)
         if name == "canary" and found["why"]:
             await self.production.withdraw()  # before anything that may take long, as where no collector answers
         await self._record_stage(cycle, name, found, figures_of(name, found))  # also one that a kill kept from it
         return found
+
+    async def _tell(self, cycle: CycleFolder) -> None:
+        """Record again and again how far the stage under way is. Raises ConflictError where another run has taken over."""
+        while True:
+            async with self._telling:
+                told, progress = time.time(), self._progress
+                figures = {**progress.figures, WAITS: progress.waits}
+                with contextlib.suppress(UnavailableError):  # what the stage itself does waits for the stack
+                    await self.production.current()
+                    await self._plain.record_stage(self._span_of(cycle, progress.name, progress.began, told, figures))
+            with contextlib.suppress(TimeoutError):
+                async with asyncio.timeout(progress.pause(told)):
+                    await self._changed.wait()
+            self._changed.clear()
+
+    def _go_on(self, progress: Progress) -> None:
+        """Tell of another stage, or step of a canary, from now on."""
+        self._progress = progress
+        self._changed.set()
 
     async def _window(self, cycle: CycleFolder) -> dict[str, Any]:
         """Wait for enough rated attempts, and store them as a selection, with those of cycles whose update failed."""
@@ -224,7 +250,7 @@ class Improvement(JobRun):
         promotions = [each.ended for each in self.ended if each.verdict == "promoted"]
         changed = promotions[-self.spec.max_promotions - 1] if len(promotions) > self.spec.max_promotions else 0.0
         rated, watched = set[str](), set[str]()
-        begun, said, told = time.time(), "", 0.0
+        said, told = "", 0.0
         traffic = Offline(self._plain, self.job.options.get("offline_mode", ADOPTED), None)
         while True:
             began = time.monotonic()
@@ -245,9 +271,8 @@ class Improvement(JobRun):
             if learnt and new >= self.spec.attempts and missing <= 0:
                 break
             line = _waits(seen=len(found), rated=new, wanted=self.spec.attempts, unrated=len(fresh) - len(ready), missing=missing)
+            self._progress.waits, self._progress.figures = line, {"version": self.production.version}
             if time.time() - told > TOLD_SECONDS:
-                so_far = {"waits": line, "version": self.production.version}
-                await self._record_stage(cycle, "window", {"began": begun, "ended": time.time()}, so_far)
                 if told and line != said:
                     self._say(f"cycle {cycle.number}: {line}")
                     said = line
@@ -291,6 +316,10 @@ class Improvement(JobRun):
             self._say(f"cycle {cycle.number}: the update failed: {error}")
             return {"run": run_id_of(cycle.run, self._trains), "weights": "", "error": str(error)}
 
+    def _learns(self, run_id: str) -> None:
+        """Tell by which training run, or search, the update is made."""
+        self._progress.waits, self._progress.figures = f"the run {run_id}", {"training_run": run_id}
+
     async def _gate(self, cycle: CycleFolder) -> dict[str, Any]:
         """Ask what speaks against what the cycle made."""
         update = cycle.of("update")
@@ -318,6 +347,7 @@ class Improvement(JobRun):
         found = cycle.read("canary_begun")
         steps = CanarySteps(self.spec.shares) if found is None else CanarySteps.of(found)
         await asyncio.to_thread(cycle.check_made)
+        of_stage = self._progress
         await self.production.start_canary(cycle.made)
         while not steps.over:
             began = time.time()  # before it is published: what the canary takes from then on began in the step
@@ -325,7 +355,9 @@ class Improvement(JobRun):
             steps = steps.published(self.production.version, began)
             cycle.write("canary_begun", steps.as_json())
             self._say(f"cycle {cycle.number}: a canary of {steps.share:.0%} since {time.strftime('%H:%M:%S', time.localtime(steps.began))}")
+            self._go_on(Progress(_name_of(steps), steps.began or began, "its first conversations"))
             step = await self._canary_step(cycle, steps)
+            self._go_on(replace(of_stage, waits="what became of a share"))
             self._say(
                 f"cycle {cycle.number}: canary of {step['share']:.0%}: {_mean(step['mean'])} of {step['rated']} "
                 f"against {_mean(step['promoted_mean'])} of {step['promoted_rated']}"
@@ -339,17 +371,18 @@ class Improvement(JobRun):
 
     async def _canary_step(self, cycle: CycleFolder, steps: CanarySteps) -> dict[str, Any]:
         """Wait until the users of the share that is published have judged."""
-        began, told = steps.began, 0.0
+        began = steps.began
         assert began is not None, "it was published"
-        canary, bounds = self.canary_of(cycle), tuple(cycle.of("gate")["bounds"])
+        canary, bounds, most = self.canary_of(cycle), tuple(cycle.of("gate")["bounds"]), self.spec.canary_most
+        wait = self.spec.canary_wait_seconds if self.production.limits_canary else 0.0
         while True:
-            arms = await self._patiently(lambda: arms_since(self._plain, canary, steps.since, self._sources, step=began))
+            arms = await self._patiently(lambda: arms_since(self._plain, canary, steps.since, self._sources, step=began, most=most))
             await self._patiently(self.production.current)
-            if (step := judged_step(self.spec, steps, arms, bounds=bounds, runs=await self.production.canary_answers())) is not None:
+            runs, over = await self.production.canary_answers(), arms.filled is not None and time.time() >= arms.filled + wait
+            if (step := judged_step(self.spec, steps, arms, bounds=bounds, runs=runs, over=over)) is not None:
                 return {**step, "ended": time.time()}
-            if time.time() - told > TOLD_SECONDS:
-                so_far, told = seen_step(steps, arms, bounds), time.time()
-                await self._record_stage(cycle, _name_of(steps), {"began": began, "ended": told}, step_figures(so_far))
+            self._progress.figures = step_figures(seen_step(steps, arms, bounds))
+            self._progress.waits = _awaits(arms, rated=self.spec.canary_rated, most=most, wait=wait)
             await asyncio.sleep(POLL_SECONDS)
 
     async def _finish(self, cycle: CycleFolder) -> None:
@@ -385,18 +418,22 @@ class Improvement(JobRun):
         await self._plain.record_step(step)
 
     async def _record_stage(self, cycle: CycleFolder, name: str, facts: dict[str, Any], figures: dict[str, Any]) -> None:
-        """Record a stage, or a step of a canary, as far as it is, as a span below the cycle's: so the history shows a cycle under way."""
-        stage = TrainingStage(
+        """Record a stage, or a step of a canary, that has ended as a span below the cycle's: so the history shows a cycle under way."""
+        async with self._telling:  # else what was told of it before might count
+            stage = self._span_of(cycle, name, facts["began"], facts["ended"], figures)
+            await self._patiently(lambda: self._plain.record_stage(stage))
+
+    def _span_of(self, cycle: CycleFolder, name: str, began: float, ended: float, figures: dict[str, Any]) -> TrainingStage:
+        return TrainingStage(
             run_id=self.run_id,
             algorithm=IMPROVE,
             step=cycle.number,
             name=name,
             resources_id=self.settings.upstream_resources,
-            start_time=facts["began"],
-            end_time=facts["ended"],
+            start_time=began,
+            end_time=ended,
             metrics=figures,
         )
-        await self._patiently(lambda: self._plain.record_stage(stage))
 
 
 def _name_of(steps: CanarySteps) -> str:
@@ -420,6 +457,23 @@ def _waits(*, seen: int, rated: int, wanted: int, unrated: int, missing: int) ->
         )
     line = f"{rated} of {wanted} attempts are rated, {unrated} have no reward"
     return line + (f"; {missing} more need a trusted one" if missing > 0 else "")
+
+
+def _awaits(arms: Arms, *, rated: int, most: int, wait: float) -> str:
+    """Return what a step of a canary waits for, for people.
+
+    Args:
+        arms: its conversations so far.
+        rated: how many of them it needs with a reward.
+        most: how many it may take.
+        wait: how long it waits for their rewards then, in seconds.
+    """
+    line = (
+        f"{len(arms.canary)} of {rated} rewards; {arms.begun} of at most {most} conversations; "
+        f"{len(arms.promoted)} rewards of what is promoted"
+    )
+    until = "" if arms.filled is None else f"; until {time.strftime('%H:%M:%S', time.localtime(arms.filled + wait))} at most"
+    return line + until
 
 
 def _selected(rollout: Rollout | AttemptedRollout) -> Selected:

@@ -81,21 +81,23 @@ def seen_step(steps: CanarySteps, arms: Arms, bounds: tuple[float, float]) -> di
     return {**about, "mean": mean, "promoted_mean": promoted_mean, **counts}
 
 
-def judged_step(spec: ImproveSpec, steps: CanarySteps, arms: Arms, *, bounds: tuple[float, float], runs: bool) -> dict[str, Any] | None:
+def judged_step(
+    spec: ImproveSpec, steps: CanarySteps, arms: Arms, *, bounds: tuple[float, float], runs: bool, over: bool
+) -> dict[str, Any] | None:
     """Return the evidence of the step under way, with `why` (a key of gates.REFUSALS, or empty: it has passed); None: wait.
 
     Args:
         spec: what is asked for.
         steps, arms, bounds: as for seen_step.
         runs: whether the canary's model server does.
+        over: whether no more rewards are waited for.
     """
     canary, promoted = _clipped(arms, bounds)
     verdict, why = canary_verdict(
         canary,
         promoted,
-        begun=max(arms.begun, spec.canary_most) if arms.full else arms.begun,
+        over=over,
         planned=spec.canary_rated,
-        most=spec.canary_most,
         spread=bounds[1] - bounds[0],
         max_drop=spec.max_drop,
         steps=len(steps.shares),

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import hashlib
+import math
 from collections import Counter
 from collections.abc import Collection, Iterable, Sequence
 from dataclasses import asdict, dataclass, field
@@ -216,11 +217,12 @@ class Arms:
     """Likewise, of the promoted weights."""
     mixed: int
     """Conversations that both answered in part, or the promoted weights where the canary failed: their rewards count for none."""
-    full: bool = False
-    """Whether the canary has taken as many conversations as it may (`[improve] canary_most`)."""
+    filled: float | None = None
+    """When the canary took the last conversation that it may (`[improve] canary_most`), in Unix seconds; None: it has not yet. What the
+    promoted weights began later counts for nothing."""
 
 
-async def arms_since(store: Store, canary: str, since: float, sources: Collection[str] | None, *, step: float) -> Arms:
+async def arms_since(store: Store, canary: str, since: float, sources: Collection[str] | None, *, step: float, most: int) -> Arms:
     """Read what both arms have earned since a step began.
 
     Args:
@@ -229,18 +231,24 @@ async def arms_since(store: Store, canary: str, since: float, sources: Collectio
         since: when the canary began (Unix seconds). What the promoted weights had begun after it and a greater share took over is mixed.
         sources: of the rewards that count.
         step: when its step began (Unix seconds). Conversations of earlier steps have no rewards in it.
+        most: how many conversations it may take in a step.
     """
     found = await store.arms(since)
-    of = {each.conversation: each.rollout_id for each in found if each.arms == [canary] and each.began >= step}
-    others = [each.rollout_id for each in found if canary not in each.arms and each.rollout_id and each.began >= step]
-    mixed = sum(canary in each.arms and len(each.arms) > 1 and each.latest >= step for each in found)
-    both = [[name for name in of.values() if name], others]
+    alone = [each for each in found if each.arms == [canary] and each.began >= step]
+    mixed = [each for each in found if canary in each.arms and len(each.arms) > 1 and each.latest >= step]
+    taken = sorted(max(each.began, step) for each in (*alone, *mixed))
+    filled = None
+    if len(taken) >= most:
+        filled = taken[most - 1]
+    elif any(canary in each.full and each.began >= step for each in found):  # a span of what it took is late
+        filled = taken[-1] if taken else step
+    promoted = [each for each in found if canary not in each.arms and step <= each.began <= (filled or math.inf)]
     rewards: list[NDArray[np.float64]] = []
-    for ids in both:
+    for conversations in (alone, promoted):
+        ids = [each.rollout_id for each in conversations if each.rollout_id]
         known = sorted(await store.rewarded(ids, sources)) if ids else []
         rewards.append(np.array([*(await rewards_of(store, known, sources)).values()], np.float64))
-    full = any(canary in each.full and each.began >= step for each in found)
-    return Arms(len(of) + mixed, canary=rewards[0], promoted=rewards[1], mixed=mixed, full=full)
+    return Arms(len(taken), canary=rewards[0], promoted=rewards[1], mixed=len(mixed), filled=filled)
 
 
 async def rewards_of(store: Store, rollout_ids: Sequence[str], sources: Collection[str] | None) -> dict[str, float]:

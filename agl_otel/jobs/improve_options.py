@@ -66,7 +66,10 @@ class ImproveSpec(BaseModel):
     """Rewards after which a step of the canary is passed, and after the last one it is promoted, if nothing speaks against it. One that is
     worse by more than chance goes before."""
     canary_most: Annotated[int, Field(ge=2, le=10_000_000, description="a canary answers so many conversations at most")] = 256
-    """Conversations of a step after which a canary is rolled back that has not got these rewards. New weights answer no more in a step."""
+    """Conversations that a canary takes in a step. New weights never answer more; new prompts do until it is noticed, within seconds."""
+    canary_wait_seconds: Annotated[float, Field(ge=0, le=1e7, description="a full canary waits so long for rewards")] = 600.0
+    """How long a step of new weights that has taken all its conversations waits for their rewards, before it is rolled back without
+    them. One of new prompts does not wait, for it would go on taking conversations."""
     max_drop: Annotated[float, Field(ge=0, le=1e9, description="it is a difference of mean rewards")] = 0.05
     """By how much the canary's mean reward may be lower than the promoted weights' of the same time; and the trusted rewards of the logged
     attempts, by the lower end of their 80 % interval."""
@@ -84,7 +87,10 @@ def problems_of(job: Job) -> list[str]:
         return []
     found = _of_prompts(job, spec) if job.algorithm.get("name") in SEARCHES else _of_weights(job, spec)
     if spec.canary_most < spec.canary_rated:
-        found.append(f"[improve] canary_most = {spec.canary_most}: so many cannot get canary_rated = {spec.canary_rated} rewards")
+        found.append(
+            f"[improve] canary_most = {spec.canary_most}: so many conversations cannot get canary_rated = {spec.canary_rated} rewards; not "
+            "every user rates: allow twice as many, or more"
+        )
     return found
 
 

@@ -35,6 +35,7 @@ class PublishedPrompts(Production):
     """
 
     canary_stays: ClassVar[bool] = True
+    limits_canary: ClassVar[bool] = False
 
     def __init__(self, llm: LLM, store: Store, **named: str) -> None:
         super().__init__(store, **named)
@@ -93,6 +94,7 @@ class PromptsImprovement(Improvement):
         job = self.job.model_copy(update={"resources": {**self.job.resources, **begun}})
         scores: dict[str, list[float | None]] = {}
         async with PromptSearchRun(job, self._plain, cycle.run, settings=self.settings, force=self.force) as run, run.runners():
+            self._learns(run.run_id)
             search = await run.search(tasks["train"], tasks["val"], aside=True)
             if (found := search.get_best_prompts()) != begun:
                 scores = {name: await self._score(run, name, prompts) for name, prompts in (("before", begun), ("after", found))}

@@ -65,6 +65,7 @@ class WeightsImprovement(Improvement):
     async def _trained(self, job: Job, run: Path) -> dict[str, Any]:
         """Run a training and score its weights before and after; `after` is None where it made none."""
         async with RUNS[self._trains](job, self._plain, run, settings=self.settings, force=self.force) as training:
+            self._learns(training.run_id)
             await training.publish_policy()
             async with training.runners(mode="val"):
                 before = await training.validate_before()

@@ -37,14 +37,18 @@ class PolicyServer:
         folder: keeps its port, where rollouts that still wait after a stop look for it, and its logs.
         record: the file of our server's own record of its samples.
         name: of the process, in messages and logs.
+        answers_seconds: how long its stop waits for answers under way; None: the servers' default.
     """
 
-    def __init__(self, job: Job, model_dir: Path, folder: Path, *, record: Path, name: str = "model server") -> None:
+    def __init__(
+        self, job: Job, model_dir: Path, folder: Path, *, record: Path, name: str = "model server", answers_seconds: float | None = None
+    ) -> None:
         self._job = job
         self._model_dir = model_dir
         self._folder = folder
         self._record = record
         self._name = name
+        self._answers_seconds = answers_seconds
         self._start_seconds = START_SECONDS if job.policy.server == "vllm" else OUR_START_SECONDS
         self.stop_seconds = STOP_SECONDS if job.policy.server == "vllm" else OUR_STOP_SECONDS
         self.url = ""
@@ -58,6 +62,7 @@ class PolicyServer:
         spec, logs = self._job.policy, self._folder / "logs"
         arguments = ["--model", str(self._model_dir), "--port", str(port), "--seed", str(spec.seed), "--version", str(version)]
         arguments += ["--weights", str(weights)] if weights is not None else []
+        arguments += ["--stop-seconds", str(self._answers_seconds)] if self._answers_seconds is not None else []
         if spec.server == "vllm":
             arguments += ["--vllm", vllm_command(spec.vllm), "--log", str(logs / "vllm.log"), *vllm_arguments(self._job)]
         else:

@@ -41,6 +41,8 @@ class Production:
 
     canary_stays: ClassVar[bool]
     """Whether a published canary answers while the command does not run."""
+    limits_canary: ClassVar[bool]
+    """Whether a canary takes no more conversations than it may although nobody looks."""
 
     def _resources(self, canary: str, share: float) -> NamedResources:
         """Return what is in the set: the promoted, and under its name a canary, if there is one."""

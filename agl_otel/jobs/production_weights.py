@@ -22,6 +22,10 @@ from agl_otel.types import LLM, NamedResources
 HUNG_SECONDS: Final = 30.0
 """A canary whose server does not answer for so long is taken for dead."""
 SLOTS: Final = ("a", "b")
+LINGER_SECONDS: Final = 5.0
+"""For which a server that answers nobody any more runs on: proxies look once a second who answers."""
+ANSWERS_SECONDS: Final = 120.0
+"""For which it then waits for its answers under way."""
 
 
 class ServedWeights(Production):
@@ -36,6 +40,7 @@ class ServedWeights(Production):
     """
 
     canary_stays: ClassVar[bool] = False
+    limits_canary: ClassVar[bool] = True
 
     def __init__(self, job: Job, store: Store, folder: Path, *, sampling: dict[str, Any], options: dict[str, Any], **named: str) -> None:
         super().__init__(store, **named)
@@ -47,6 +52,7 @@ class ServedWeights(Production):
         self._slot = 0
         self._servers: dict[int, PolicyServer] = {}
         self._watchers: dict[int, asyncio.Task[None]] = {}
+        self._retired: dict[int, tuple[PolicyServer, asyncio.Task[None]]] = {}
 
     def _resources(self, canary: str, share: float) -> NamedResources:
         return {PROMOTED: self._llm(self._slot), **({canary: self._llm(1 - self._slot, share=share)} if canary else {})}
@@ -76,29 +82,36 @@ class ServedWeights(Production):
         return server is not None and server.process is not None and server.process.running
 
     async def promote(self, made: Path) -> None:
-        """Let the canary's server answer everybody, and end the other one; the same model again changes nothing."""
+        """Let the canary's server answer everybody, and retire the other one; the same model again changes nothing."""
         if not self.canary_runs:
             await self.start_canary(made)
         self._slot = 1 - self._slot
         self._watch(self._slot)
         await self.publish()
-        await self._stop(1 - self._slot)
+        self._retire(1 - self._slot)
 
     async def withdraw(self) -> None:
-        """Let the promoted weights answer everybody, and end the canary's server."""
+        """Let the promoted weights answer everybody, and retire the canary's server."""
         await super().withdraw()
-        await self._stop(1 - self._slot)
+        self._retire(1 - self._slot)
 
     async def close(self) -> None:
         """End the servers."""
         for slot in list(self._servers):
-            await self._stop(slot)
+            self._retire(slot)
+        for server, ending in self._retired.values():
+            ending.cancel()
+            assert server.process is not None, "it was started"
+            await server.process.stop(grace_seconds=server.stop_seconds)
         await super().close()
 
     async def _start(self, slot: int, model: Path) -> None:
         folder = self._folder / SLOTS[slot]
         folder.mkdir(parents=True, exist_ok=True)
-        server = PolicyServer(self._job, model, folder, record=folder / "model_server.jsonl", name=f"model server {SLOTS[slot]}")
+        if (retired := self._retired.pop(slot, None)) is not None:
+            await retired[1]
+        named: dict[str, Any] = {"record": folder / "model_server.jsonl", "name": f"model server {SLOTS[slot]}"}
+        server = PolicyServer(self._job, model, folder, **named, answers_seconds=ANSWERS_SECONDS)
         process = await server.prepare()
         await process.start()
         self._servers[slot] = server
@@ -118,11 +131,17 @@ class ServedWeights(Production):
                 ModelServerError(f"the {process.name} ended with exit code {code}; its log is {process.log}. {process.log_end()}")
             )
 
-    async def _stop(self, slot: int) -> None:
+    def _retire(self, slot: int) -> None:
+        """End a server, if there is one, when nobody asks it any more and what it was asked is answered."""
         if (watcher := self._watchers.pop(slot, None)) is not None:
             watcher.cancel()
         if (server := self._servers.pop(slot, None)) is not None and server.process is not None:
-            await server.process.stop(grace_seconds=server.stop_seconds)
+            self._retired[slot] = server, asyncio.create_task(self._end(server), name=f"retire {SLOTS[slot]}")
+
+    async def _end(self, server: PolicyServer) -> None:
+        await asyncio.sleep(LINGER_SECONDS)
+        assert server.process is not None, "it was started"
+        await server.process.stop(grace_seconds=ANSWERS_SECONDS + server.stop_seconds)
 
     def _llm(self, slot: int, share: float | None = None) -> LLM:
         endpoint = f"{self._servers[slot].url}/v1"

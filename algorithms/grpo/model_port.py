@@ -23,6 +23,7 @@ from agl_otel.net.in_flight import InFlight
 from agl_otel.settings import Settings
 
 MAX_BODY_BYTES: Final = 64 << 20
+STOP_SECONDS: Final = 5.0
 IN_FLIGHT_BYTES: Final = 1 << 30  # as of the proxy, which sends them
 
 
@@ -35,6 +36,9 @@ def make_parser(module: str, description: str) -> argparse.ArgumentParser:
     parser.add_argument("--port", type=int, default=8000, help="port; 0: a free one")
     parser.add_argument("--host", default="127.0.0.1")
     parser.add_argument("--name", default="policy", help="name of the model in responses")
+    parser.add_argument(
+        "--stop-seconds", type=float, default=STOP_SECONDS, help="how long a stop waits for answers under way  [default: %(default)s]"
+    )
     return parser
 
 

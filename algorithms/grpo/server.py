@@ -22,6 +22,7 @@ from transformers.utils.logging import disable_progress_bar
 
 from agl_otel.algorithms.grpo.generate import Row
 from agl_otel.algorithms.grpo.model_port import (
+    STOP_SECONDS,
     Origin,
     access_checks,
     counted,
@@ -171,10 +172,12 @@ async def _stream(request: web.Request, engine: Engine, job: Job, reply: Reply) 
 
 
 @asynccontextmanager
-async def serving(engine: Engine, model: str, *, host: str, port: int, model_name: str = "policy") -> AsyncGenerator[Serving]:
-    """Serve `model` during the block."""
+async def serving(
+    engine: Engine, model: str, *, host: str, port: int, model_name: str = "policy", stop_seconds: float = STOP_SECONDS
+) -> AsyncGenerator[Serving]:
+    """Serve `model` during the block, whose end waits so long for answers under way."""
     async with engine:
-        runner = make_runner(make_app(engine, model_name, host=host), shutdown_timeout=5.0)
+        runner = make_runner(make_app(engine, model_name, host=host), shutdown_timeout=stop_seconds)
         try:
             await runner.setup()
             yield Serving(f"serving {model} on http://{host}:{await listen(runner, host, port, None)}")
@@ -196,7 +199,9 @@ def main(arguments: Sequence[str] | None = None) -> None:
         load_weights(policy.model, Path(options.weights))
     with closing(Record(Path(options.record))) if options.record else nullcontext() as record:
         engine = Engine(policy, options.version, record=record, seed=options.seed, origin=origin)
-        server = serving(engine, options.model, host=options.host, port=options.port, model_name=options.name)
+        server = serving(
+            engine, options.model, host=options.host, port=options.port, model_name=options.name, stop_seconds=options.stop_seconds
+        )
         asyncio.run(until_stopped(server, partial(print, flush=True)))
 
 

@@ -366,15 +366,15 @@ async def _errors(request: web.Request, handler: Any) -> web.StreamResponse:
 
 
 @asynccontextmanager
-async def serving(front: Front, *, host: str, port: int) -> AsyncGenerator[Serving]:
-    """Run the front. If vLLM ends, ModelServerError is raised with the end of its log."""
+async def serving(front: Front, *, host: str, port: int, stop_seconds: float) -> AsyncGenerator[Serving]:
+    """Run the front, whose stop waits so long for answers under way. If vLLM ends, ModelServerError is raised with the end of its log."""
 
     async def failed() -> None:
         await front.process.wait()
         raise ModelServerError(f"vLLM ended with exit code {front.process.returncode}: {front.process.log_end()}")
 
     async with front:
-        runner = make_runner(front.app(host), shutdown_timeout=5.0)
+        runner = make_runner(front.app(host), shutdown_timeout=stop_seconds)
         try:
             await runner.setup()
             yield Serving(f"serving {front.url} on http://{host}:{await listen(runner, host, port, None)}", failed())
@@ -432,7 +432,7 @@ def main(arguments: Sequence[str] | None = None) -> int:
     options = parser.parse_args(known[:place])
     try:
         front = make_front(options, known[place + 1 :])
-        server = serving(front, host=options.host, port=options.port)
+        server = serving(front, host=options.host, port=options.port, stop_seconds=options.stop_seconds)
         asyncio.run(until_stopped(server, partial(print, flush=True), cancel_start=True))  # its start takes minutes
     except AglError as error:
         print(f"error: {error}", file=sys.stderr)  # noqa: T201  # the last line of its log

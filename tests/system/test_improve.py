@@ -16,9 +16,13 @@ pytest.importorskip("torch", reason="needs the [train] extra")
 
 import itertools
 import time
+from functools import partial
 
 from agl_otel.adapters.gates import ALARMS
+from agl_otel.jobs.check import checked_job
 from agl_otel.jobs.improve_cycle import FOUND
+from agl_otel.jobs.production_weights import LINGER_SECONDS, ServedWeights
+from agl_otel.jobs.served import prepare_policy
 from agl_otel.store import Store
 from tests.improve_world import World, right_share, rollout_of, world
 from tests.system.stack_process import until
@@ -116,11 +120,40 @@ def test_bad_weights_are_rolled_back_within_a_bounded_number_of_requests(tmp_pat
         until(lambda: bool(found.facts(1, "verdict")) or loop.process.poll() is not None, "a verdict")
         gate, canary, verdict = (found.facts(1, stage) for stage in ("gate", "canary", "verdict"))
         assert gate["why"] == [] and gate["held_out"]["after"] < 0.1, "no gate stands before the canary, and its weights are bad"
-        assert verdict["verdict"] == "rolled_back", loop.output
+        assert verdict["verdict"] == "rolled_back" and verdict["why"] != ["canary_unrated"], loop.output  # it waits for their rewards
         until(lambda: len(_after(found, verdict["ended"] + 2)) > 100, "users ask on")
         assert all(row["answer"] is not None for row in _after(found, verdict["ended"] + 2))
         sampled = len((found.run / "slots" / "b" / "model_server.jsonl").read_text().splitlines())
         assert 0 < sampled <= 100, f"canary_most, however late it is noticed: {canary}"
+
+
+def test_no_user_is_lost_when_weights_are_promoted_or_withdrawn(tmp_path: Path) -> None:
+    with world(tmp_path, {}, rate=20.0) as found:
+        since, to = asyncio.run(_change_weights(found))
+        seen = [row for row in found.book("seen") if since <= row["time"] <= to]
+    assert len(seen) > 100 and all(row["answer"] is not None for row in seen)
+
+
+async def _change_weights(found: World) -> tuple[float, float]:
+    """Promote a canary, and withdraw the next; return from when until when each user has to be answered."""
+    job, _ = checked_job(found.books / "job.toml")
+    async with await Store.connect(found.store) as store:
+        policy = await prepare_policy(job, found.folder)
+        named = {"resources_id": "production", "owner": "improve-1"}
+        production = ServedWeights(job, store, found.run / "slots", sampling={}, options={}, **named)
+        try:
+            await production.begin(policy, 0)
+            await production.publish()
+            since = time.time() + 3
+            for number, change in enumerate((partial(production.promote, policy), production.withdraw)):
+                await production.start_canary(policy)
+                await production.publish(f"canary-{number}", 0.5)
+                await asyncio.sleep(4)
+                await change()
+                await asyncio.sleep(LINGER_SECONDS + 2)
+            return since, time.time()
+        finally:
+            await production.close()
 
 
 @pytest.mark.long

@@ -74,6 +74,9 @@ def test_a_cycle_under_way_has_what_its_stages_found() -> None:
     ("ended", "under_way"),
     [
         ([stage("window", 1.0, waits="3 of 8 attempts are rated")], "window"),
+        ([stage("window", 1.0, selection="s@1"), stage("update", 2.0, waits="the run grpo-2")], "update"),
+        ([stage("window", 1.0, selection="s@1"), stage("canary", 2.0, waits="the canary's start")], "canary"),
+        ([stage("canary", 2.0, waits="the canary's start"), stage("canary 1", 3.0, waits="2 of 8 rewards")], "canary"),
         ([stage("window", 1.0, selection="s@1")], "update"),
         ([stage("window", 1.0, selection="s@1"), stage("update", 2.0)], "gate"),
         ([stage("window", 1.0, selection="s@1"), stage("update", 2.0), stage("gate", 3.0, why="")], "canary"),
@@ -89,6 +92,17 @@ def test_the_stage_under_way_is_the_one_after_the_last_that_ended(ended: list[Tr
     _, found = cycles_of([step()], ended)
     assert found.stage == under_way
     assert ([reason.key for reason in found.reasons] == ["drift"]) == (under_way == "verdict" and len(ended) == 3)
+
+
+def test_a_step_of_a_canary_under_way_shows_nothing_of_the_one_before() -> None:
+    begun = {"canary_version": "7", "canary_share": 0.3, "canary_begun": 4, "canary_rated": 0}
+    stages = [stage("window", 10.0, **WINDOW), stage("canary", 11.0, waits="the canary's start"), stage("canary 1", 12.0, **CANARY)]
+    _, found = cycles_of([step()], [*stages, stage("canary 2", 20.0, waits="0 of 8 rewards", **begun)])
+    assert (found.canary_share, found.canary_begun, found.canary_rated) == (0.3, 4, 0)
+    assert (found.canary_mean, found.canary_promoted_mean) == (None, None)
+    assert (found.stage, found.stage_began, found.waits, found.version_after) == ("canary", 20.0, "0 of 8 rewards", "7")
+    _, between = cycles_of([step()], stages)
+    assert (between.waits, between.canary_rated, between.stage) == ("", 34, "canary"), "a step that has ended waits for nothing"
 
 
 def test_a_cycle_with_its_verdict_is_not_under_way() -> None:

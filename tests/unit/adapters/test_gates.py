@@ -70,13 +70,13 @@ def test_a_gain_that_is_no_number_speaks_against(asked: Asked) -> None:
 
 def test_a_canary_needs_some_rewards_of_the_promoted_weights() -> None:
     """One that is right in 40 % passed in a fifth of 4,000 runs beside one reward of weights that are right in 80 %."""
-    at = {"planned": 50, "most": 128, "spread": 1.0, "max_drop": 0.05}
+    at = {"planned": 50, "spread": 1.0, "max_drop": 0.05}
     equal = np.ones(50)
-    assert canary_verdict(equal, np.ones(LEAST_RATED - 1), begun=127, **at) == ("wait", "")  # pyright: ignore[reportArgumentType]
-    assert canary_verdict(equal, np.ones(LEAST_RATED - 1), begun=128, **at) == ("roll_back", "canary_unrated")  # pyright: ignore[reportArgumentType]
-    assert canary_verdict(equal, np.ones(LEAST_RATED), begun=127, **at) == ("pass", "")  # pyright: ignore[reportArgumentType]
+    assert canary_verdict(equal, np.ones(LEAST_RATED - 1), over=False, **at) == ("wait", "")  # pyright: ignore[reportArgumentType]
+    assert canary_verdict(equal, np.ones(LEAST_RATED - 1), over=True, **at) == ("roll_back", "canary_unrated")  # pyright: ignore[reportArgumentType]
+    assert canary_verdict(equal, np.ones(LEAST_RATED), over=False, **at) == ("pass", "")  # pyright: ignore[reportArgumentType]
     few = at | {"planned": 4}
-    assert canary_verdict(equal[:4], np.ones(4), begun=4, **few) == ("pass", "")  # pyright: ignore[reportArgumentType]
+    assert canary_verdict(equal[:4], np.ones(4), over=False, **few) == ("pass", "")  # pyright: ignore[reportArgumentType]
 
 
 def test_equal_scores_are_no_gain_and_one_task_tells_nothing() -> None:
@@ -111,7 +111,7 @@ def test_looking_after_every_reward_rolls_back_few_equal_canaries() -> None:
 
 def test_the_chance_of_a_wrong_roll_back_is_shared_among_the_steps() -> None:
     canary, stable = np.repeat([0.0, 1.0], [26, 6]), np.repeat([0.0, 1.0], [120, 168])
-    at = {"begun": 32, "planned": 64, "most": 256, "spread": 1.0, "max_drop": 0.05}
+    at = {"over": False, "planned": 64, "spread": 1.0, "max_drop": 0.05}
     found = [canary_verdict(canary, stable, steps=steps, **at) for steps in (1, 10)]  # pyright: ignore[reportArgumentType]  # see `at`
     assert found == [("roll_back", "canary_worse"), ("wait", "")]
 
@@ -122,7 +122,7 @@ def test_a_bad_canary_is_rolled_back_before_the_planned_number_of_rewards() -> N
     for _ in range(100):
         canary, stable = (rng.random(64) < 0.05).astype(float), (rng.random(576) < 0.8).astype(float)
         for count in range(1, len(canary) + 1):
-            verdict, why = canary_verdict(canary[:count], stable[: 9 * count], begun=count, planned=64, most=256, spread=1.0, max_drop=0.05)
+            verdict, why = canary_verdict(canary[:count], stable[: 9 * count], over=False, planned=64, spread=1.0, max_drop=0.05)
             if verdict != "wait":
                 assert (verdict, why) == ("roll_back", "canary_worse")
                 looks.append(count)
@@ -132,13 +132,13 @@ def test_a_bad_canary_is_rolled_back_before_the_planned_number_of_rewards() -> N
 
 def test_a_step_of_a_canary_is_passed_once_it_has_its_rewards_and_rolled_back_without_them() -> None:
     good = np.ones(32)
-    at = {"planned": 32, "most": 128, "spread": 1.0, "max_drop": 0.05}
-    assert canary_verdict(good, good, begun=32, **at) == ("pass", "")  # pyright: ignore[reportArgumentType]  # see `at`
-    assert canary_verdict(good[:31], good, begun=127, **at) == ("wait", "")  # pyright: ignore[reportArgumentType]
-    assert canary_verdict(good[:31], good, begun=128, **at) == ("roll_back", "canary_unrated")  # pyright: ignore[reportArgumentType]
+    at = {"planned": 32, "spread": 1.0, "max_drop": 0.05}
+    assert canary_verdict(good, good, over=False, **at) == ("pass", "")  # pyright: ignore[reportArgumentType]  # see `at`
+    assert canary_verdict(good[:31], good, over=False, **at) == ("wait", "")  # pyright: ignore[reportArgumentType]
+    assert canary_verdict(good[:31], good, over=True, **at) == ("roll_back", "canary_unrated")  # pyright: ignore[reportArgumentType]
     lower = np.repeat([0.0, 1.0], [2, 30])
-    assert canary_verdict(lower, good, begun=32, **at) == ("roll_back", "canary_no_gain")  # pyright: ignore[reportArgumentType]
-    assert canary_verdict(good, np.zeros(0), begun=32, **at) == ("wait", ""), "nothing to compare with"  # pyright: ignore[reportArgumentType]
+    assert canary_verdict(lower, good, over=False, **at) == ("roll_back", "canary_no_gain")  # pyright: ignore[reportArgumentType]
+    assert canary_verdict(good, np.zeros(0), over=False, **at) == ("wait", ""), "nothing to compare with"  # pyright: ignore[reportArgumentType]
 
 
 @pytest.mark.parametrize(("exploited", "expected"), [(0.0, 0.05), (0.5, 1.0)])

@@ -45,7 +45,7 @@ def test_a_cycle_that_came_to_no_evidence_has_only_its_verdict_and_reasons() -> 
     columns, rows = cycle_rows(cycles)
     assert columns == ["cycle", "ended", "verdict", "version", "attempts"]
     assert [row[2] for row in rows] == ["refused", "rolled back, ALARM"]
-    lines = reason_lines(cycles)
+    lines = reason_lines(cycles, now=0.0)
     assert [line.plain for line in lines][:2] == [
         "cycle 1 refused: the update changed nothing",
         "cycle 2 rolled back: the held-out score fell by more than chance",
@@ -57,7 +57,7 @@ def test_a_cycle_under_way_says_which_stage_is() -> None:
     columns, rows = cycle_rows(cycles_of([step(verdict="refused")], [stage("window", 1.0, attempts=256, selection="improve-1@2")]))
     found = [dict(zip(columns, row, strict=True)) for row in rows]
     assert [each["verdict"] for each in found] == ["refused", "update …"]
-    assert str(found[1]["ended"]) == f"told {clock(1.5)}" and "told" not in str(found[0]["ended"])
+    assert str(found[1]["ended"]) == f"since {clock(1.5)}, told {clock(1.5)}" and "told" not in str(found[0]["ended"])
     assert found[1]["attempts"] == "256 attempts in improve-1@2"
 
 
@@ -65,9 +65,12 @@ def test_a_window_under_way_says_what_it_waits_for() -> None:
     cycles = cycles_of([], [stage("window", 1.0, number=1, waits="3 of 8 attempts are rated, 6 have no reward")])
     _, [row] = cycle_rows(cycles)
     assert "window …" in row
-    assert [line.plain for line in reason_lines(cycles)] == ["cycle 1 window …: 3 of 8 attempts are rated, 6 have no reward"]
+    waits = "cycle 1 window …: 3 of 8 attempts are rated, 6 have no reward"
+    silent = f"cycle 1 window …: nothing was told since {clock(1.5)}: does `agl-otel improve` still run?"
+    for now, lines in ((60.0, [waits]), (600.0, [waits, silent]), (0.0, [waits])):
+        assert [line.plain for line in reason_lines(cycles, now=now)] == lines
 
 
 def test_what_a_store_has_is_shown_as_text() -> None:
-    [line] = reason_lines(cycles_of([step(verdict="refused", why="\x1b[31mred")]))
+    [line] = reason_lines(cycles_of([step(verdict="refused", why="\x1b[31mred")]), now=0.0)
     assert "\x1b" not in line.plain

@@ -13,10 +13,11 @@ from agl_otel.jobs.improve_evidence import Arms
 from agl_otel.jobs.improve_options import ImproveSpec
 
 SPEC = ImproveSpec(canary=[0.05, 0.3], canary_rated=4, canary_most=8)
+AT: dict[str, Any] = {"bounds": (0.0, 1.0), "runs": True, "over": False}
 
 
-def arms(*rewards: float, begun: int = 0, full: bool = False) -> Arms:
-    return Arms(begun or len(rewards), canary=np.array(rewards), promoted=np.ones(16), mixed=0, full=full)
+def arms(*rewards: float, begun: int = 0) -> Arms:
+    return Arms(begun or len(rewards), canary=np.array(rewards), promoted=np.ones(16), mixed=0)
 
 
 def killed(steps: CanarySteps) -> CanarySteps:
@@ -25,7 +26,7 @@ def killed(steps: CanarySteps) -> CanarySteps:
 
 
 def passed(steps: CanarySteps) -> dict[str, Any]:
-    found = judged_step(SPEC, steps, arms(1, 1, 1, 1), bounds=(0.0, 1.0), runs=True)
+    found = judged_step(SPEC, steps, arms(1, 1, 1, 1), **AT)
     assert found is not None and found["why"] == ""
     return found
 
@@ -50,22 +51,21 @@ def test_a_step_that_was_under_way_is_gone_on_with_after_a_kill() -> None:
 
 def test_a_step_waits_for_its_rewards() -> None:
     second = CanarySteps(SPEC.shares, [{"began": 1.0}]).published("8", 200.0)
-    assert judged_step(SPEC, second, arms(1, 1, 1), bounds=(0.0, 1.0), runs=True) is None
-    assert judged_step(SPEC, second, arms(), bounds=(0.0, 1.0), runs=True) is None
+    assert judged_step(SPEC, second, arms(1, 1, 1, begun=8), **AT) is None
+    assert judged_step(SPEC, second, arms(), **AT) is None
 
 
 @pytest.mark.parametrize(
-    ("found", "runs", "why"),
+    ("found", "more", "why"),
     [
-        (arms(1, 1, 1, 0), True, "canary_no_gain"),
-        (arms(1, 1, 1, begun=8), True, "canary_unrated"),
-        (arms(1, 1, 1, begun=7, full=True), True, "canary_unrated"),
-        (arms(1, 1, 1, 1), False, "canary_down"),
+        (arms(1, 1, 1, 0), {}, "canary_no_gain"),
+        (arms(1, 1, 1, begun=8), {"over": True}, "canary_unrated"),
+        (arms(1, 1, 1, 1), {"runs": False}, "canary_down"),
     ],
 )
-def test_each_step_may_roll_the_canary_back(found: Arms, runs: bool, why: str) -> None:
+def test_each_step_may_roll_the_canary_back(found: Arms, more: dict[str, Any], why: str) -> None:
     for steps in (CanarySteps(SPEC.shares), CanarySteps(SPEC.shares, [{"began": 1.0}])):
-        step = judged_step(SPEC, steps.published("8", 200.0), found, bounds=(0.0, 1.0), runs=runs)
+        step = judged_step(SPEC, steps.published("8", 200.0), found, **{**AT, **more})
         assert step is not None and (step["why"], step["share"], step["rated"]) == (why, steps.share, len(found.canary))
 
 

@@ -9,11 +9,11 @@ export type Run = {
 };
 export type Training = { run_id: string; algorithm: string; outcome: string; steps: number; last_step: number; last_version: string; promoted: number; start_time: number; end_time: number };
 export type Cycle = {
-  cycle: number; verdict: string; stage: string; waits: string; reasons: { key: string; text: string; alarm: boolean }[]; start_time: number; end_time: number; resources_id: string;
+  cycle: number; verdict: string; stage: string; stage_began: number | null; waits: string; reasons: { key: string; text: string; alarm: boolean }[]; start_time: number; end_time: number; resources_id: string;
   version_before: string; version_after: string; attempts: number; unlinked: number; selection: string; training_run: string; samples: number; trace_id: string; span_id: string;
   held_out_before: number | null; held_out_after: number | null; held_out_gain_low: number | null; held_out_gain_high: number | null; drift: number | null;
   backtest_gain: number | null; backtest_verdict: string; trusted_gain: number | null; trusted_verdict: string;
-  canary_share: number | null; canary_begun: number | null; canary_rated: number | null; canary_mean: number | null; canary_promoted_mean: number | null;
+  canary_share: number | null; canary_begun: number | null; canary_rated: number | null; canary_mean: number | null; canary_promoted_mean: number | null; canary_promoted_rated: number | null;
 };
 export type PublishingStep = { run_id: string; algorithm: string; step: number; version_before: string; version_after: string; verdict: string };
 export type CurvePoint = {

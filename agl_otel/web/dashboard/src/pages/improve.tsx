@@ -10,6 +10,7 @@ import { ago, figure, number, visible, when } from "../text";
 import { Reward } from "./rollouts";
 
 const PAGE = 50, MOST = 1000;
+const SILENT_SECONDS = 180; // a run that is under way tells each minute at least
 const COLUMNS = [["Cycle"], ["Ended", "wide"], ["Verdict"], ["Held-out score"], ["Back-test", "wide"], ["Drift", "wide"], ["Canary", "wide"], ["Version", "wide"], ["Made by", "wide"]] as const;
 const signed = (value: number | null) => (value !== null && value > 0 ? "+" : "") + figure(value);
 const told = (cycle: Cycle) => cycle.stage ? `${cycle.stage} under way` : cycle.verdict.replace("_", " ");
@@ -48,7 +49,7 @@ export function Improvement({ run, trained }: { run: string; trained: Training }
             <Stat name="Began" sub={last ? `the last cycle ended ${ago(last.end_time, now)}` : undefined}>{ago(trained.start_time, now)}</Stat>
           </div>
         )}
-        {data && <History run={run} cycles={cycles} />}
+        {data && <History run={run} cycles={cycles} running={!trained.outcome} />}
         <div className="grid2">
           <section className="card"><Chart title="Held-out score" xName="cycle" series={[line("before", "var(--c2)", (cycle) => cycle.held_out_before), { name: "after", color: "var(--c1)", points: after }]} /></section>
           <section className="card"><Chart title="Mean reward" xName="cycle" series={[line("promoted", "var(--c2)", (cycle) => cycle.canary_promoted_mean), line("canary", "var(--c1)", (cycle) => cycle.canary_mean)]} /></section>
@@ -58,7 +59,7 @@ export function Improvement({ run, trained }: { run: string; trained: Training }
   );
 }
 
-function History({ run, cycles }: { run: string; cycles: Cycle[] }) {
+function History({ run, cycles, running }: { run: string; cycles: Cycle[]; running: boolean }) {
   const [search, setSearch] = useSearchParams();
   const chosen = Number(search.get("cycle"));
   const now = useNow(5000);
@@ -76,9 +77,10 @@ function History({ run, cycles }: { run: string; cycles: Cycle[] }) {
               <Fragment key={cycle.cycle}>
                 <tr ref={cycle.cycle === chosen ? row : undefined} className={`${alarms(cycle) ? "alarm" : ""} ${cycle.cycle === chosen ? "chosen" : ""}`}>
                   <td><button aria-expanded={cycle.cycle === chosen} aria-label={`Cycle ${cycle.cycle}`} onClick={() => choose(cycle.cycle)}>{cycle.cycle === chosen ? "▾" : "▸"} {cycle.cycle}</button></td>
-                  <td className="wide" title={when(cycle.end_time)}>{cycle.stage ? <span className="dim">told {ago(cycle.end_time, now)}</span> : when(cycle.end_time).slice(0, 16)}</td>
+                  <td className="wide" title={when(cycle.end_time)}>{cycle.stage ? <span className="dim">since {when(cycle.stage_began ?? cycle.start_time).slice(11, 19)}, told {ago(cycle.end_time, now)}</span> : when(cycle.end_time).slice(0, 16)}</td>
                   <td><Badge kind={cycle.stage ? "running" : cycle.verdict}>{visible(told(cycle)) || "none"}</Badge>
                     {cycle.waits && <div className="small dim">{visible(cycle.waits)}</div>}
+                    {cycle.stage && running && now - cycle.end_time > SILENT_SECONDS && <div className="bad">It has told nothing since: does agl-otel improve still run?</div>}
                     {cycle.reasons.map((reason) => <div key={reason.key} className={reason.alarm ? "bad strong" : "small dim"}>{visible(reason.text)}</div>)}</td>
                   <td><HeldOut of={cycle} /></td>
                   <td className="wide"><Gain value={cycle.backtest_gain} verdict={cycle.backtest_verdict} /></td>
@@ -104,7 +106,7 @@ const Gain = ({ value, verdict }: { value: number | null; verdict: string }) => 
   <>{signed(value)}<div className={verdict === "worse" ? "small bad" : "small dim"}>{visible(verdict.replace("_", " "))}</div></>);
 
 const Canary = ({ of }: { of: Cycle }) => of.canary_share === null ? <span className="dim">–</span> : (
-  <>{figure(of.canary_mean)} against {figure(of.canary_promoted_mean)}<div className="small dim">{number(of.canary_rated)} of {number(of.canary_begun)} rated, {figure(of.canary_share * 100)} %</div></>);
+  <>{figure(of.canary_mean)} against {figure(of.canary_promoted_mean)}<div className="small dim">{number(of.canary_rated)} of {number(of.canary_begun)} rated, {figure(of.canary_share * 100)} %{of.canary_promoted_rated !== null && `, ${number(of.canary_promoted_rated)} rated of the promoted`}</div></>);
 
 const Versions = ({ of }: { of: Cycle }) => of.version_before === of.version_after ? versionOf(of, of.version_after) : <>{versionOf(of, of.version_before)} → {versionOf(of, of.version_after)}</>;
 
