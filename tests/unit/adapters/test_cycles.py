@@ -95,7 +95,7 @@ def test_the_stage_under_way_is_the_one_after_the_last_that_ended(ended: list[Tr
 
 
 def test_a_step_of_a_canary_under_way_shows_nothing_of_the_one_before() -> None:
-    begun = {"canary_version": "7", "canary_share": 0.3, "canary_begun": 4, "canary_rated": 0}
+    begun: dict[str, Any] = {"canary_version": "7", "canary_share": 0.3, "canary_begun": 4, "canary_rated": 0}
     stages = [stage("window", 10.0, **WINDOW), stage("canary", 11.0, waits="the canary's start"), stage("canary 1", 12.0, **CANARY)]
     _, found = cycles_of([step()], [*stages, stage("canary 2", 20.0, waits="0 of 8 rewards", **begun)])
     assert (found.canary_share, found.canary_begun, found.canary_rated) == (0.3, 4, 0)
