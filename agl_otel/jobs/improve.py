@@ -18,6 +18,7 @@ from __future__ import annotations
 
 import asyncio
 import contextlib
+import logging
 import shutil
 import time
 from collections.abc import Awaitable, Callable, Collection, Iterable, Sequence
@@ -33,7 +34,7 @@ from agl_otel.adapters.gates import LEAST_RATED, REFUSALS, Rated, Rules
 from agl_otel.adapters.offpolicy import Estimate
 from agl_otel.algorithms.offline import Offline
 from agl_otel.algorithms.run_folder import Fingerprint, RunFolder, digest_of, lock_run, run_id_of
-from agl_otel.errors import AgentError, DataError, ModelServerError, SettingsError, TrainingError, UnavailableError
+from agl_otel.errors import AgentError, AglError, ConflictError, DataError, ModelServerError, SettingsError, TrainingError
 from agl_otel.jobs.improve_canary import CanarySteps, judged_step, seen_step
 from agl_otel.jobs.improve_cycle import CycleFolder, figures_of, step_figures
 from agl_otel.jobs.improve_evidence import Arms, Evidence, arms_since, judged_update
@@ -56,6 +57,7 @@ KEPT_MODELS: Final = 2
 LARGE: Final = ("checkpoints", "weights", "rounds", "policy")
 """What of a training run is removed when its cycle has ended: its weights are in the cycle's `model`."""
 
+_log = logging.getLogger(__name__)
 T = TypeVar("T")
 
 
@@ -200,7 +202,7 @@ class Improvement(JobRun):
         cycle.write("verdict", {**facts, "ended": time.time()})
         if verdict == "promoted":
             await asyncio.to_thread(cycle.check_promotion)
-            await self.production.promote(cycle.made)
+            await self._told(cycle, "verdict", self.production.promote(cycle.made))
         else:
             await self.production.withdraw()
         await self._finish(cycle)
@@ -208,14 +210,9 @@ class Improvement(JobRun):
 
     async def _stage(self, cycle: CycleFolder, name: str, work: Callable[[CycleFolder], Any]) -> dict[str, Any]:
         if (found := cycle.read(name)) is None:
-            self._go_on(Progress(name, began := time.time(), WAITS_FIRST[name]))
+            began = time.time()
             self._say(f"cycle {cycle.number}: {name} …")
-            telling = asyncio.create_task(self._tell(cycle), name="telling")
-            try:
-                facts = await unless_failed(telling, work(cycle))
-            finally:
-                telling.cancel()
-                await asyncio.wait({telling})
+            facts = await self._told(cycle, name, work(cycle))
             cycle.write(name, {"began": began, **facts, "ended": time.time()})
             found = cycle.of(name)
         if name == "canary" and found["why"]:
@@ -223,19 +220,34 @@ class Improvement(JobRun):
         await self._record_stage(cycle, name, found, figures_of(name, found))  # also one that a kill kept from it
         return found
 
+    async def _told(self, cycle: CycleFolder, name: str, work: Awaitable[T]) -> T:
+        """Return the result of `work`, a stage, and tell meanwhile how far it is."""
+        self._go_on(Progress(name, time.time(), WAITS_FIRST[name]))
+        telling = asyncio.create_task(self._tell(cycle), name="telling")
+        try:
+            return await unless_failed(telling, work)
+        finally:
+            telling.cancel()
+            await asyncio.wait({telling})
+            _ = telling.cancelled() or telling.exception()  # another stage would raise it
+
     async def _tell(self, cycle: CycleFolder) -> None:
         """Record again and again how far the stage under way is. Raises ConflictError where another run has taken over."""
         while True:
+            self._changed.clear()
             async with self._telling:
                 told, progress = time.time(), self._progress
                 figures = {**progress.figures, WAITS: progress.waits}
-                with contextlib.suppress(UnavailableError):  # what the stage itself does waits for the stack
+                try:
                     await self.production.current()
                     await self._plain.record_stage(self._span_of(cycle, progress.name, progress.began, told, figures))
+                except ConflictError:
+                    raise
+                except AglError as error:  # what the stage itself does waits for the stack; to be told is worth no training
+                    _log.warning("cycle %s cannot tell how far it is: %s", cycle.number, error)
             with contextlib.suppress(TimeoutError):
                 async with asyncio.timeout(progress.pause(told)):
                     await self._changed.wait()
-            self._changed.clear()
 
     def _go_on(self, progress: Progress) -> None:
         """Tell of another stage, or step of a canary, from now on."""
@@ -305,6 +317,7 @@ class Improvement(JobRun):
         window = cycle.of("window")
         if (await self._plain.selection(window["selection"])).digest != window["digest"]:
             raise DataError(f"the selection {window['selection']} is not the one that cycle {cycle.number} began with")
+        await self.production.settle()
         try:
             return await self._learnt(cycle)
         except (
@@ -363,8 +376,10 @@ class Improvement(JobRun):
                 f"against {_mean(step['promoted_mean'])} of {step['promoted_rated']}"
             )
             if step["why"]:
-                return {"why": step["why"], "steps": [*steps.passed, step], "began": steps.since}
+                await self.production.withdraw()  # before it is told, which may take long
             await self._record_stage(cycle, _name_of(steps), step, step_figures(step))
+            if step["why"]:
+                return {"why": step["why"], "steps": [*steps.passed, step], "began": steps.since}
             steps = steps.after(step)
             cycle.write("canary_begun", steps.as_json())
         return {"why": "", "steps": steps.passed, "began": steps.since}
@@ -374,16 +389,18 @@ class Improvement(JobRun):
         began = steps.began
         assert began is not None, "it was published"
         canary, bounds, most = self.canary_of(cycle), tuple(cycle.of("gate")["bounds"]), self.spec.canary_most
+        about: dict[str, Any] = {"step": began, "version": steps.version, "most": most}
         wait = self.spec.canary_wait_seconds if self.production.limits_canary else 0.0
         while True:
-            arms = await self._patiently(lambda: arms_since(self._plain, canary, steps.since, self._sources, step=began, most=most))
+            looked = time.monotonic()
+            arms = await self._patiently(lambda: arms_since(self._plain, canary, steps.since, self._sources, **about))
             await self._patiently(self.production.current)
             runs, over = await self.production.canary_answers(), arms.filled is not None and time.time() >= arms.filled + wait
             if (step := judged_step(self.spec, steps, arms, bounds=bounds, runs=runs, over=over)) is not None:
                 return {**step, "ended": time.time()}
             self._progress.figures = step_figures(seen_step(steps, arms, bounds))
             self._progress.waits = _awaits(arms, rated=self.spec.canary_rated, most=most, wait=wait)
-            await asyncio.sleep(POLL_SECONDS)
+            await asyncio.sleep(max(POLL_SECONDS, 3 * (time.monotonic() - looked)))
 
     async def _finish(self, cycle: CycleFolder) -> None:
         """Record a cycle that has its verdict, once, and remove what nothing needs any more."""

@@ -210,7 +210,7 @@ class Arms:
     """The conversations that a canary and the promoted weights answered in a step of the canary."""
 
     begun: int
-    """Those that the canary took, rated or not, without those that it has answered since an earlier step."""
+    """Those that the canary took in this step, rated or not."""
     canary: NDArray[np.float64]
     """Rewards of the conversations that began in this step and that it alone answered."""
     promoted: NDArray[np.float64]
@@ -218,11 +218,13 @@ class Arms:
     mixed: int
     """Conversations that both answered in part, or the promoted weights where the canary failed: their rewards count for none."""
     filled: float | None = None
-    """When the canary took the last conversation that it may (`[improve] canary_most`), in Unix seconds; None: it has not yet. What the
-    promoted weights began later counts for nothing."""
+    """When the canary took the last conversation that it may (`[improve] canary_most`), in Unix seconds; None while it may take more.
+    Conversations that the promoted weights began after that are not compared."""
 
 
-async def arms_since(store: Store, canary: str, since: float, sources: Collection[str] | None, *, step: float, most: int) -> Arms:
+async def arms_since(
+    store: Store, canary: str, since: float, sources: Collection[str] | None, *, step: float, version: str, most: int
+) -> Arms:
     """Read what both arms have earned since a step began.
 
     Args:
@@ -231,16 +233,18 @@ async def arms_since(store: Store, canary: str, since: float, sources: Collectio
         since: when the canary began (Unix seconds). What the promoted weights had begun after it and a greater share took over is mixed.
         sources: of the rewards that count.
         step: when its step began (Unix seconds). Conversations of earlier steps have no rewards in it.
+        version: of the set, with the step's share.
         most: how many conversations it may take in a step.
     """
     found = await store.arms(since)
-    alone = [each for each in found if each.arms == [canary] and each.began >= step]
-    mixed = [each for each in found if canary in each.arms and len(each.arms) > 1 and each.latest >= step]
-    taken = sorted(max(each.began, step) for each in (*alone, *mixed))
+    asked = [each for each in found if canary in each.arms]
+    alone = [each for each in asked if len(each.arms) == 1 and each.began >= step]
+    mixed = sum(len(each.arms) > 1 and each.latest >= step for each in asked)
+    taken = sorted(each.arms[canary] for each in asked if each.arms[canary] >= step)
     filled = None
     if len(taken) >= most:
         filled = taken[most - 1]
-    elif any(canary in each.full and each.began >= step for each in found):  # a span of what it took is late
+    elif any(f"{canary}@{version}" in each.full for each in found):  # a span of what it took is late
         filled = taken[-1] if taken else step
     promoted = [each for each in found if canary not in each.arms and step <= each.began <= (filled or math.inf)]
     rewards: list[NDArray[np.float64]] = []
@@ -248,7 +252,7 @@ async def arms_since(store: Store, canary: str, since: float, sources: Collectio
         ids = [each.rollout_id for each in conversations if each.rollout_id]
         known = sorted(await store.rewarded(ids, sources)) if ids else []
         rewards.append(np.array([*(await rewards_of(store, known, sources)).values()], np.float64))
-    return Arms(len(taken), canary=rewards[0], promoted=rewards[1], mixed=len(mixed), filled=filled)
+    return Arms(len(taken), canary=rewards[0], promoted=rewards[1], mixed=mixed, filled=filled)
 
 
 async def rewards_of(store: Store, rollout_ids: Sequence[str], sources: Collection[str] | None) -> dict[str, float]:

@@ -66,7 +66,8 @@ class ImproveSpec(BaseModel):
     """Rewards after which a step of the canary is passed, and after the last one it is promoted, if nothing speaks against it. One that is
     worse by more than chance goes before."""
     canary_most: Annotated[int, Field(ge=2, le=10_000_000, description="a canary answers so many conversations at most")] = 256
-    """Conversations that a canary takes in a step. New weights never answer more; new prompts do until it is noticed, within seconds."""
+    """Conversations that a canary takes in a step. A proxy gives new weights no more; new prompts get more until it is noticed, within
+    seconds."""
     canary_wait_seconds: Annotated[float, Field(ge=0, le=1e7, description="a full canary waits so long for rewards")] = 600.0
     """How long a step of new weights that has taken all its conversations waits for their rewards, before it is rolled back without
     them. One of new prompts does not wait, for it would go on taking conversations."""

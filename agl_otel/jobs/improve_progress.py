@@ -5,7 +5,13 @@ from __future__ import annotations
 from dataclasses import dataclass, field
 from typing import Any, Final
 
-WAITS_FIRST: Final = {"window": "rated attempts", "update": "the training", "gate": "the evidence", "canary": "the canary's start"}
+WAITS_FIRST: Final = {
+    "window": "rated attempts",
+    "update": "the training",
+    "gate": "the evidence",
+    "canary": "the canary's start",
+    "verdict": "the promotion",
+}
 """{stage: what it waits for when it begins}."""
 FIRST_SECONDS: Final = 5.0
 TOLD_SECONDS: Final = 60.0

@@ -3,17 +3,21 @@
 from __future__ import annotations
 
 import asyncio
+import contextlib
 import os
 import time
 from collections.abc import Sequence
 from pathlib import Path
 from typing import Final
 
+import aiohttp
+
+from agl_otel.algorithms.grpo.model_port import ANSWERING
 from agl_otel.algorithms.grpo.vllm import LORA_RANKS, START_SECONDS, STOP_SECONDS, vllm_command
 from agl_otel.algorithms.run_folder import read_checked, with_checksum, write_json
 from agl_otel.errors import InUseError
 from agl_otel.jobs.job import Job
-from agl_otel.net.http_server import is_healthy
+from agl_otel.net.http_server import PROBE_SECONDS, is_healthy
 from agl_otel.service.ports import is_free
 from agl_otel.service.processes import HEALTH_POLL_SECONDS, Process
 from agl_otel.settings import free_port
@@ -37,18 +41,14 @@ class PolicyServer:
         folder: keeps its port, where rollouts that still wait after a stop look for it, and its logs.
         record: the file of our server's own record of its samples.
         name: of the process, in messages and logs.
-        answers_seconds: how long its stop waits for answers under way; None: the servers' default.
     """
 
-    def __init__(
-        self, job: Job, model_dir: Path, folder: Path, *, record: Path, name: str = "model server", answers_seconds: float | None = None
-    ) -> None:
+    def __init__(self, job: Job, model_dir: Path, folder: Path, *, record: Path, name: str = "model server") -> None:
         self._job = job
         self._model_dir = model_dir
         self._folder = folder
         self._record = record
         self._name = name
-        self._answers_seconds = answers_seconds
         self._start_seconds = START_SECONDS if job.policy.server == "vllm" else OUR_START_SECONDS
         self.stop_seconds = STOP_SECONDS if job.policy.server == "vllm" else OUR_STOP_SECONDS
         self.url = ""
@@ -62,7 +62,6 @@ class PolicyServer:
         spec, logs = self._job.policy, self._folder / "logs"
         arguments = ["--model", str(self._model_dir), "--port", str(port), "--seed", str(spec.seed), "--version", str(version)]
         arguments += ["--weights", str(weights)] if weights is not None else []
-        arguments += ["--stop-seconds", str(self._answers_seconds)] if self._answers_seconds is not None else []
         if spec.server == "vllm":
             arguments += ["--vllm", vllm_command(spec.vllm), "--log", str(logs / "vllm.log"), *vllm_arguments(self._job)]
         else:
@@ -76,6 +75,16 @@ class PolicyServer:
         """Wait until the started process is healthy. Raises UnavailableError where it ends, or does not come."""
         assert self.process is not None, "it was prepared"
         await self.process.ready(lambda: is_healthy(f"{self.url}/health"), timeout_seconds=self._start_seconds)
+
+    async def idle(self) -> None:
+        """Wait until it answers nobody, or does not answer itself."""
+        async with aiohttp.ClientSession(timeout=aiohttp.ClientTimeout(total=PROBE_SECONDS)) as session:
+            with contextlib.suppress(aiohttp.ClientError, TimeoutError):
+                while True:
+                    async with session.get(f"{self.url}/health") as answer:
+                        if (await answer.json())[ANSWERING] == 0:
+                            return
+                    await asyncio.sleep(HEALTH_POLL_SECONDS)
 
     async def _port(self) -> int:
         kept = self._folder / PORT

@@ -64,6 +64,9 @@ class Production:
         """Whether the canary can answer."""
         return True
 
+    async def settle(self) -> None:
+        """Wait until what was replaced has ended."""
+
     async def withdraw(self) -> None:
         """Let what is promoted answer everybody."""
         await self.publish()

@@ -6,6 +6,7 @@ They take turns in two slots, each with a port of its own.
 from __future__ import annotations
 
 import asyncio
+import contextlib
 import time
 from pathlib import Path
 from typing import Any, ClassVar, Final
@@ -22,10 +23,12 @@ from agl_otel.types import LLM, NamedResources
 HUNG_SECONDS: Final = 30.0
 """A canary whose server does not answer for so long is taken for dead."""
 SLOTS: Final = ("a", "b")
-LINGER_SECONDS: Final = 5.0
-"""For which a server that answers nobody any more runs on: proxies look once a second who answers."""
+LINGER_SECONDS: Final = 10.0
+"""How long a replaced server runs on before it is ended, so that proxies, which look once a second who answers, have noticed."""
 ANSWERS_SECONDS: Final = 120.0
-"""For which it then waits for its answers under way."""
+"""How long its answers under way are then waited for."""
+LOOK_SECONDS: Final = 5.0
+"""What a look at a canary's server that does not answer adds to the time for which it has not, at most: nobody may have looked for long."""
 
 
 class ServedWeights(Production):
@@ -48,7 +51,7 @@ class ServedWeights(Production):
         self._most = job.improve.canary_most
         self._job, self._folder = job, folder
         self._sampling, self._options = sampling, options
-        self._answered = 0.0
+        self._looked = self._silent = 0.0
         self._slot = 0
         self._servers: dict[int, PolicyServer] = {}
         self._watchers: dict[int, asyncio.Task[None]] = {}
@@ -65,15 +68,16 @@ class ServedWeights(Production):
     async def start_canary(self, made: Path) -> None:
         """Start a server of these weights in the free slot."""
         await self._start(1 - self._slot, made)
-        self._answered = time.monotonic()
+        self._looked, self._silent = time.monotonic(), 0.0
 
     async def canary_answers(self) -> bool:
         """Whether the canary's server runs, and has answered within HUNG_SECONDS."""
         if not self.canary_runs:
             return False
-        if await is_healthy(f"{self._servers[1 - self._slot].url}/health"):
-            self._answered = time.monotonic()
-        return time.monotonic() - self._answered < HUNG_SECONDS
+        well, before = await is_healthy(f"{self._servers[1 - self._slot].url}/health"), self._looked
+        self._looked = time.monotonic()
+        self._silent = 0.0 if well else self._silent + min(self._looked - before, LOOK_SECONDS)
+        return self._silent < HUNG_SECONDS
 
     @property
     def canary_runs(self) -> bool:
@@ -95,6 +99,10 @@ class ServedWeights(Production):
         await super().withdraw()
         self._retire(1 - self._slot)
 
+    async def settle(self) -> None:
+        """Wait until the servers that were replaced have ended, and their memory is free."""
+        await asyncio.gather(*(asyncio.shield(ending) for _, ending in self._retired.values()))
+
     async def close(self) -> None:
         """End the servers."""
         for slot in list(self._servers):
@@ -108,10 +116,10 @@ class ServedWeights(Production):
     async def _start(self, slot: int, model: Path) -> None:
         folder = self._folder / SLOTS[slot]
         folder.mkdir(parents=True, exist_ok=True)
-        if (retired := self._retired.pop(slot, None)) is not None:
-            await retired[1]
-        named: dict[str, Any] = {"record": folder / "model_server.jsonl", "name": f"model server {SLOTS[slot]}"}
-        server = PolicyServer(self._job, model, folder, **named, answers_seconds=ANSWERS_SECONDS)
+        if slot in self._retired:
+            await asyncio.shield(self._retired[slot][1])
+            del self._retired[slot]
+        server = PolicyServer(self._job, model, folder, record=folder / "model_server.jsonl", name=f"model server {SLOTS[slot]}")
         process = await server.prepare()
         await process.start()
         self._servers[slot] = server
@@ -140,8 +148,11 @@ class ServedWeights(Production):
 
     async def _end(self, server: PolicyServer) -> None:
         await asyncio.sleep(LINGER_SECONDS)
+        with contextlib.suppress(TimeoutError):
+            async with asyncio.timeout(ANSWERS_SECONDS):
+                await server.idle()
         assert server.process is not None, "it was started"
-        await server.process.stop(grace_seconds=ANSWERS_SECONDS + server.stop_seconds)
+        await server.process.stop(grace_seconds=server.stop_seconds)
 
     def _llm(self, slot: int, share: float | None = None) -> LLM:
         endpoint = f"{self._servers[slot].url}/v1"

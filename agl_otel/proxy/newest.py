@@ -1,7 +1,7 @@
 """The newest version of a set of resources, for calls of no rollout: looked up at most once a second, and only while there are calls.
 
 A call waits for a look-up that has just begun, so that it sees what was published a second before it; not longer, so that the last known
-version goes on serving while the queue is away.
+version goes on serving while the queue is away. The first call after a pause waits longer, for what it knows may be long gone.
 """
 
 from __future__ import annotations
@@ -17,7 +17,8 @@ from agl_otel.types import ResourcesUpdate
 
 REFRESH_SECONDS: Final = 1.0
 WAIT_SECONDS: Final = 0.25  # a call's longest wait for a look-up
-FIRST_WAIT_SECONDS: Final = 2.0  # for the first one, without which calls would go elsewhere
+FIRST_WAIT_SECONDS: Final = 2.0  # for the first one, without which calls would go elsewhere, and for one after a pause
+PAUSE_SECONDS: Final = 3.0  # without a call
 LOOK_UP_SECONDS: Final = 10.0
 logger = logging.getLogger("agl_otel.proxy")
 LookUp = Callable[[str], Awaitable[ResourcesUpdate | None]]
@@ -36,14 +37,17 @@ class Newest:
         self._found: ResourcesUpdate | None = None
         self._away = False
         self._wait = FIRST_WAIT_SECONDS
-        self._asked = float("-inf")
+        self._called = self._asked = float("-inf")
         self._asking: asyncio.Task[None] | None = None
 
     async def get(self) -> ResourcesUpdate | None:
         """Return the newest known version, the same object while it stays; None if there is no such set."""
         now = self._clock()
         if self._asking is None and now - self._asked >= REFRESH_SECONDS:
+            after_pause = now - self._called > PAUSE_SECONDS and not self._away
+            self._wait = FIRST_WAIT_SECONDS if after_pause else WAIT_SECONDS
             self._asked, self._asking = now, asyncio.create_task(self._ask(), name="newest")
+        self._called = now
         if self._asking is not None:
             left = self._asked + self._wait - now
             if left > 0:
@@ -63,4 +67,4 @@ class Newest:
             if found != self._found:
                 self._found = found
         finally:
-            self._asking, self._wait = None, WAIT_SECONDS
+            self._asking = None

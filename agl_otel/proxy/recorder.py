@@ -124,7 +124,7 @@ class Call:
     canary_failed: str | None = None
     """The name of the canary that could not answer it."""
     canary_full: str | None = None
-    """The name of the canary that had taken as many conversations as it may."""
+    """The canary that had taken as many conversations as it may, as NAME@VERSION of the set."""
     conversation: str | None = None
     """The conversation that the caller of a call of no rollout named."""
     tries: int = 1

@@ -117,7 +117,7 @@ class Route:
     policy: str | None = None
     """The rollout's sampling policy (types.sampling.POLICY)."""
     full: str | None = None
-    """The canary to which it would go, had that not taken as many conversations as it may."""
+    """The canary to which it would go, had that not taken as many conversations as it may, as NAME@VERSION of the set."""
 
 
 class Upstreams(Protocol):
@@ -272,7 +272,7 @@ class QueueUpstreams:
         canary = canary_for(known.shares, conversation) if known.shares and conversation is not None else None
         full = None
         if canary is not None and conversation is not None and key is None and not self._taken.takes(canary, conversation):
-            canary, full = None, canary
+            canary, full = None, f"{canary}@{known.version}"
         route = known.routes.get((asked, canary))
         if route is None:
             route = Route(self._pool(known, asked, canary), known.budget, known.seed, known.policy)

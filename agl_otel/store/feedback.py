@@ -39,14 +39,14 @@ class Answered(NamedTuple):
     """Its rollout's id, or its trace's while that has none."""
     rollout_id: str
     """Or empty."""
-    arms: list[str]
-    """The resource names of the LLMs that answered, or that could not as canaries."""
+    arms: dict[str, float]
+    """{resource name of an LLM that answered, or that could not as a canary: when it was asked first, in Unix seconds}."""
     began: float
     """Its first call, in Unix seconds."""
     latest: float
     """Its last call's begin."""
     full: list[str]
-    """The canaries that did not take it because they had taken as many conversations as they may."""
+    """The canaries that did not take it because they had taken as many conversations as they may, as NAME@VERSION of the set."""
 
 
 class Feedbacks(Connected):
@@ -85,7 +85,7 @@ class Feedbacks(Connected):
             Answered(
                 conversation=row["Conversation"],
                 rollout_id=row["RolloutId"],
-                arms=list(row["Arms"]),
+                arms={name: first / 1e9 for name, first in zip(row["Arms"], row["ArmNanos"], strict=True)},
                 began=row["Began"] / 1e9,
                 latest=row["Latest"] / 1e9,
                 full=list(row["Full"]),

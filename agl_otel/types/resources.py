@@ -57,8 +57,8 @@ class LLM(Resource):
     """Makes it a canary: it answers this share of the conversations of the set's other LLMs, and else only calls that request it by its
     resource name. None: it is none."""
     most_conversations: int | None = Field(default=None, ge=1)
-    """Of a canary: how many conversations of no rollout it answers at most by one version of the set, in each proxy. Later ones get the
-    other LLMs."""
+    """Of a canary: how many conversations of no rollout a proxy lets it take by one version of the set. Later ones get the other LLMs.
+    `Store.served` knows no such limit."""
 
     def get_base_url(self, *_: Any, **__: Any) -> str:
         """Return the base URL for an OpenAI client."""

@@ -23,7 +23,8 @@ from agl_otel.net.in_flight import InFlight
 from agl_otel.settings import Settings
 
 MAX_BODY_BYTES: Final = 64 << 20
-STOP_SECONDS: Final = 5.0
+ANSWERING: Final = "answering"
+"""The key of GET /health: how many calls are being answered."""
 IN_FLIGHT_BYTES: Final = 1 << 30  # as of the proxy, which sends them
 
 
@@ -36,9 +37,6 @@ def make_parser(module: str, description: str) -> argparse.ArgumentParser:
     parser.add_argument("--port", type=int, default=8000, help="port; 0: a free one")
     parser.add_argument("--host", default="127.0.0.1")
     parser.add_argument("--name", default="policy", help="name of the model in responses")
-    parser.add_argument(
-        "--stop-seconds", type=float, default=STOP_SECONDS, help="how long a stop waits for answers under way  [default: %(default)s]"
-    )
     return parser
 
 
@@ -55,6 +53,32 @@ def access_checks(host: str, key: str = "") -> list[Any]:
 def counted() -> Any:
     """Make the middleware that bounds what is held of bodies; handlers read them by `bodies.body_of`."""
     return Bodies(InFlight(IN_FLIGHT_BYTES, "the model server's bound"), MAX_BODY_BYTES).held
+
+
+class Calls:
+    """Counts the calls under way: its middleware `counted`."""
+
+    def __init__(self) -> None:
+        self.now = 0
+
+    @property
+    def counted(self) -> Any:
+        """The middleware."""
+
+        @web.middleware
+        async def count(request: web.Request, handler: Callable[[web.Request], Awaitable[web.StreamResponse]]) -> web.StreamResponse:
+            if not request.path.startswith("/v1/"):
+                return await handler(request)
+            self.now += 1
+            try:
+                return await handler(request)
+            finally:
+                self.now -= 1
+
+        return count
+
+
+CALLS: Final = web.AppKey("calls", Calls)
 
 
 async def json_body(request: web.Request) -> Any:

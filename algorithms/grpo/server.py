@@ -22,7 +22,9 @@ from transformers.utils.logging import disable_progress_bar
 
 from agl_otel.algorithms.grpo.generate import Row
 from agl_otel.algorithms.grpo.model_port import (
-    STOP_SECONDS,
+    ANSWERING,
+    CALLS,
+    Calls,
     Origin,
     access_checks,
     counted,
@@ -52,7 +54,9 @@ def make_app(engine: Engine, model_name: str = "policy", *, host: str = "127.0.0
 
     `key`: required of clients, if not empty; `loads`: whether there is POST /weights. Raises SettingsError.
     """
-    app = web.Application(middlewares=[*access_checks(host, key), _errors, counted()])
+    calls = Calls()
+    app = web.Application(middlewares=[*access_checks(host, key), calls.counted, _errors, counted()])
+    app[CALLS] = calls
     app[ENGINE] = engine
     app[MODEL_NAME] = model_name
     app.router.add_post("/v1/chat/completions", _chat)
@@ -78,7 +82,7 @@ async def _errors(request: web.Request, handler: Callable[[web.Request], Awaitab
 
 
 async def _health(request: web.Request) -> web.Response:
-    return web.json_response({"status": "ok", "model_version": request.app[ENGINE].version})
+    return web.json_response({"status": "ok", "model_version": request.app[ENGINE].version, ANSWERING: request.app[CALLS].now})
 
 
 async def _models(request: web.Request) -> web.Response:
@@ -172,12 +176,10 @@ async def _stream(request: web.Request, engine: Engine, job: Job, reply: Reply) 
 
 
 @asynccontextmanager
-async def serving(
-    engine: Engine, model: str, *, host: str, port: int, model_name: str = "policy", stop_seconds: float = STOP_SECONDS
-) -> AsyncGenerator[Serving]:
-    """Serve `model` during the block, whose end waits so long for answers under way."""
+async def serving(engine: Engine, model: str, *, host: str, port: int, model_name: str = "policy") -> AsyncGenerator[Serving]:
+    """Serve `model` during the block."""
     async with engine:
-        runner = make_runner(make_app(engine, model_name, host=host), shutdown_timeout=stop_seconds)
+        runner = make_runner(make_app(engine, model_name, host=host), shutdown_timeout=5.0)
         try:
             await runner.setup()
             yield Serving(f"serving {model} on http://{host}:{await listen(runner, host, port, None)}")
@@ -199,9 +201,7 @@ def main(arguments: Sequence[str] | None = None) -> None:
         load_weights(policy.model, Path(options.weights))
     with closing(Record(Path(options.record))) if options.record else nullcontext() as record:
         engine = Engine(policy, options.version, record=record, seed=options.seed, origin=origin)
-        server = serving(
-            engine, options.model, host=options.host, port=options.port, model_name=options.name, stop_seconds=options.stop_seconds
-        )
+        server = serving(engine, options.model, host=options.host, port=options.port, model_name=options.name)
         asyncio.run(until_stopped(server, partial(print, flush=True)))
 
 

@@ -43,6 +43,9 @@ import aiohttp
 from aiohttp import web
 
 from agl_otel.algorithms.grpo.model_port import (
+    ANSWERING,
+    CALLS,
+    Calls,
     Origin,
     access_checks,
     counted,
@@ -190,7 +193,9 @@ class Front:
 
     def app(self, host: str = "127.0.0.1") -> web.Application:
         """Make the web application, for a port of `host`. Raises SettingsError."""
-        app = web.Application(middlewares=[*access_checks(host), _errors, counted()])
+        calls = Calls()
+        app = web.Application(middlewares=[*access_checks(host), calls.counted, _errors, counted()])
+        app[CALLS] = calls
         app.router.add_get("/health", self._health)
         app.router.add_get("/weights", self._weights)
         app.router.add_post("/weights", self._set_weights)
@@ -274,9 +279,8 @@ class Front:
 
     async def _health(self, request: web.Request) -> web.Response:
         well = await self._is_healthy()
-        return web.json_response(
-            {"status": "ok" if well else "vllm does not answer", "model_version": self.version}, status=200 if well else 503
-        )
+        told = {"status": "ok" if well else "vllm does not answer", "model_version": self.version, ANSWERING: request.app[CALLS].now}
+        return web.json_response(told, status=200 if well else 503)
 
     async def _weights(self, request: web.Request) -> web.Response:
         path = await asyncio.to_thread(lambda: self._origin.path if self._origin is not None else None)
@@ -366,15 +370,15 @@ async def _errors(request: web.Request, handler: Any) -> web.StreamResponse:
 
 
 @asynccontextmanager
-async def serving(front: Front, *, host: str, port: int, stop_seconds: float) -> AsyncGenerator[Serving]:
-    """Run the front, whose stop waits so long for answers under way. If vLLM ends, ModelServerError is raised with the end of its log."""
+async def serving(front: Front, *, host: str, port: int) -> AsyncGenerator[Serving]:
+    """Run the front. If vLLM ends, ModelServerError is raised with the end of its log."""
 
     async def failed() -> None:
         await front.process.wait()
         raise ModelServerError(f"vLLM ended with exit code {front.process.returncode}: {front.process.log_end()}")
 
     async with front:
-        runner = make_runner(front.app(host), shutdown_timeout=stop_seconds)
+        runner = make_runner(front.app(host), shutdown_timeout=5.0)
         try:
             await runner.setup()
             yield Serving(f"serving {front.url} on http://{host}:{await listen(runner, host, port, None)}", failed())
@@ -432,7 +436,7 @@ def main(arguments: Sequence[str] | None = None) -> int:
     options = parser.parse_args(known[:place])
     try:
         front = make_front(options, known[place + 1 :])
-        server = serving(front, host=options.host, port=options.port, stop_seconds=options.stop_seconds)
+        server = serving(front, host=options.host, port=options.port)
         asyncio.run(until_stopped(server, partial(print, flush=True), cancel_start=True))  # its start takes minutes
     except AglError as error:
         print(f"error: {error}", file=sys.stderr)  # noqa: T201  # the last line of its log

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import asyncio
 import json
 import os
 from collections.abc import AsyncGenerator
@@ -55,6 +56,35 @@ async def both(tiny_policy: Path) -> AsyncGenerator[list[str]]:
     front = Front(Process("vLLM", ["true"], log=Path(os.devnull)), "http://127.0.0.1:9", "0", name="policy")
     async with Engine(load_policy(tiny_policy)) as engine, serving(make_app(engine)) as ours, serving(front.app()) as over_vllm:
         yield [ours, over_vllm]
+
+
+async def test_how_many_calls_are_being_answered_is_told(tiny_policy: Path) -> None:
+    """Also while one is sampled, and after one that failed: by it a server that is replaced is ended when it answers nobody."""
+    body = {"messages": [{"role": "user", "content": "1"}], "max_tokens": 8}
+    async with Engine(load_policy(tiny_policy)) as engine, serving(make_app(engine)) as url, aiohttp.ClientSession() as session:
+
+        async def come_to(count: int) -> None:
+            while True:
+                async with session.get(f"{url}/health") as answer:
+                    if (await answer.json())["answering"] == count:
+                        return
+                await asyncio.sleep(0.01)
+
+        before = engine.submit
+        go = asyncio.Event()
+
+        async def held(job: Any) -> Any:
+            await go.wait()
+            return await before(job)
+
+        engine.submit = held
+        calls = [asyncio.create_task(session.post(f"{url}/v1/chat/completions", json=body)) for _ in range(3)]
+        async with session.post(f"{url}/v1/chat/completions", json={}) as refused:
+            assert refused.status == 400
+        await come_to(3)
+        go.set()
+        assert [answer.status for answer in await asyncio.gather(*calls)] == [200] * 3
+        await come_to(0)
 
 
 async def status(method: str, url: str, **headers: str) -> int:

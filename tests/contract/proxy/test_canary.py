@@ -124,13 +124,14 @@ async def test_a_share_of_conversations_is_split_by_the_hash_never_flips_and_gro
 async def test_a_canary_takes_so_many_conversations_of_a_version_and_keeps_them(
     stand: Stand, servers: Servers, queue: QueueClient, receiver: OtlpReceiver
 ) -> None:
-    await queue.put_resources(servers.resources(1.0, most_conversations=3), resources_id=PRODUCTION)
+    update = await queue.put_resources(servers.resources(1.0, most_conversations=3), resources_id=PRODUCTION)
     conversations = [f"talk {number}" for number in range(20)]
     await converse(stand.url, conversations, turns=2)
     first = texts(servers.canary)
     assert len(first) == 3 and set(first.values()) == {2}, "however many come at once"
     assert texts(servers.stable) == Counter(dict.fromkeys({*conversations} - first.keys(), 2))
-    full = [span for span in await spans_of(stand, receiver, 40) if span.attributes.get(conventions.LLM_CANARY_FULL) == "next"]
+    full = [span for span in await spans_of(stand, receiver, 40) if conventions.LLM_CANARY_FULL in span.attributes]
+    assert {span.attributes[conventions.LLM_CANARY_FULL] for span in full} == {f"next@{update.version}"}
     assert {span.attributes[conventions.LLM_ARM] for span in full} == {"main"} and len(full) == 34
     assert (await stand.health())["counts"]["canary_full"] == 34
     await queue.put_resources(servers.resources(1.0, most_conversations=4), resources_id=PRODUCTION)

@@ -41,13 +41,20 @@ async def test_each_step_has_the_conversations_that_began_in_it(store: Lightning
     await talk(store, 0.1, (name, since + 1))
     await talk(store, 0.2, (name, since + 2), (name, step + 1))
     await talk(store, 0.3, ("promoted", since + 3), ("promoted", step + 2))
-    assert facts(await arms_since(store, name, since, None, step=since, most=3)) == ([0.1, 0.2], [0.3], 2, 0)
+    assert facts(await arms_since(store, name, since, None, step=since, version="7", most=3)) == ([0.1, 0.2], [0.3], 2, 0)
     await talk(store, 0.4, ("promoted", since + 4), (name, step + 3))
     await talk(store, 0.5, (name, step + 4), (name, step + 5))
     last = await talk(store, 0.6, ("promoted", step + 6))
-    assert facts(await arms_since(store, name, since, None, step=step, most=3)) == ([0.5], [0.6], 2, 1), "the greater share took one over"
+    assert facts(await arms_since(store, name, since, None, step=step, version="7", most=3)) == ([0.5], [0.6], 2, 1), (
+        "the greater share took one over"
+    )
     (found,) = [each for each in await store.arms(since) if each.rollout_id == last]
-    assert (found.conversation, found.arms, round(found.began - step, 3), round(found.latest - step, 3)) == (last, ["promoted"], 6.0, 6.0)
+    assert (found.conversation, [*found.arms], round(found.began - step, 3), round(found.latest - step, 3)) == (
+        last,
+        ["promoted"],
+        6.0,
+        6.0,
+    )
 
 
 async def test_a_products_own_span_says_by_whose_prompts_it_answered(store: LightningStore) -> None:
@@ -69,24 +76,34 @@ async def test_a_products_own_span_says_by_whose_prompts_it_answered(store: Ligh
     await said(0.3, "promoted")
     await said(0.4, name, "promoted")
     await said(0.5, "promoted", name)
-    assert facts(await arms_since(store, name, since, None, step=since, most=3)) == ([0.1, 0.2], [0.3], 4, 2), (
+    assert facts(await arms_since(store, name, since, None, step=since, version="7", most=3)) == ([0.1, 0.2], [0.3], 4, 2), (
         "who had both counts for neither"
     )
+
+
+async def test_what_an_earlier_step_has_taken_fills_no_later_one(store: LightningStore) -> None:
+    name, since = "canary-0010", time.time() + 15_000
+    step = since + 10
+    for number in range(3):
+        turns = [("promoted", since + number), (name, since + 3 + number), (name, step + number)]
+        await talk(store, 0.1, *turns)
+    arms = await arms_since(store, name, since, None, step=step, version="8", most=3)
+    assert (*facts(arms), arms.filled) == ([], [], 0, 3, None)
 
 
 async def test_a_canary_that_fails_has_taken_the_conversation_and_one_that_is_full_has_not(store: LightningStore) -> None:
     name, since = "canary-0009", time.time() + 20_000
     await talk(store, 0.1, ("promoted", since + 1), **{conventions.LLM_CANARY_FAILED: name})
-    arms = await arms_since(store, name, since, None, step=since, most=3)
+    arms = await arms_since(store, name, since, None, step=since, version="7", most=3)
     assert (*facts(arms), arms.filled) == ([], [], 1, 1, None)
     await talk(store, 0.2, (name, since + 2))
-    await talk(store, 0.3, ("promoted", since + 3), **{conventions.LLM_CANARY_FULL: name})
-    arms = await arms_since(store, name, since, None, step=since, most=3)
+    await talk(store, 0.3, ("promoted", since + 3), **{conventions.LLM_CANARY_FULL: f"{name}@7"})
+    arms = await arms_since(store, name, since, None, step=since, version="7", most=3)
     assert facts(arms) == ([0.2], [], 2, 1), "what began when it was full counts for nothing"
     assert arms.filled == pytest.approx(since + 2), "although one that it took is not stored yet"
-    later = await arms_since(store, name, since, None, step=since + 2.5, most=3)
-    assert later.filled == pytest.approx(since + 2.5), "it has taken nothing in this step"
+    later = await arms_since(store, name, since, None, step=since + 2.5, version="8", most=3)
+    assert (later.begun, later.filled) == (0, None), "what a proxy says of the version before fills no step"
     await talk(store, 0.4, (name, since + 4))
     await talk(store, 0.5, (name, since + 5))
-    arms = await arms_since(store, name, since, None, step=since, most=3)
+    arms = await arms_since(store, name, since, None, step=since, version="7", most=3)
     assert (*facts(arms), arms.filled) == ([0.2, 0.4, 0.5], [0.3], 4, 1, pytest.approx(since + 4)), "of prompts, which go on"

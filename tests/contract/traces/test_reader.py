@@ -570,6 +570,8 @@ async def test_the_arms_of_a_conversation_are_those_of_its_rollout_once_it_has_o
     rows = await reader.query(named_query("arms"), params=params)
     assert {each["Conversation"]: each["Full"] for each in rows if each["Full"]} == {"ro-t": ["canary"]}
     found = [(each["Conversation"], each["RolloutId"], each["Arms"]) for each in rows]
+    asked = {each["Conversation"]: [first // 10**9 - 1_750_000_000 for first in each["ArmNanos"]] for each in rows}
+    assert (asked["ro-a"], asked["ro-o"], asked["ro-m"]) == ([10], [10, 9], [10, 10])
     both = ["canary", "promoted"]
     product, *found = found
     assert product == ("product", "", ["canary"])

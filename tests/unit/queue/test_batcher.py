@@ -50,10 +50,10 @@ async def busy(tmp_path: Path) -> AsyncIterator[Busy]:
 
 
 async def test_only_requests_of_one_kind_share_an_operation(busy: Busy) -> None:
-    for name, kind in (("a", 1), ("b", 2), ("c", 1), ("d", None), ("e", 2)):
-        busy.batcher.write(name, name, kind=kind)
+    kinds = (("a", 1), ("b", 2), ("c", 1), ("d", None), ("e", 2))
+    answers = [busy.batcher.write(name, name, kind=kind) for name, kind in kinds]
     await busy.release()
-    await busy.engine.read(lambda _: None)
+    await asyncio.gather(*answers)
     assert busy.operations == [["a", "c"], ["b", "e"], ["d"]]
 
 
