@@ -37,9 +37,9 @@ from agl_otel.algorithms.run_folder import Fingerprint, RunFolder, digest_of, lo
 from agl_otel.errors import AgentError, AglError, ConflictError, DataError, ModelServerError, SettingsError, TrainingError
 from agl_otel.jobs.improve_canary import CanarySteps, judged_step, seen_step
 from agl_otel.jobs.improve_cycle import CycleFolder, figures_of, step_figures
-from agl_otel.jobs.improve_evidence import Arms, Evidence, arms_since, judged_update
+from agl_otel.jobs.improve_evidence import Evidence, arms_since, judged_update
 from agl_otel.jobs.improve_options import NO_IMPROVE, SEARCHES
-from agl_otel.jobs.improve_progress import TOLD_SECONDS, WAITS_FIRST, Progress
+from agl_otel.jobs.improve_progress import TOLD_SECONDS, WAITS_FIRST, Progress, canary_waits, window_waits
 from agl_otel.jobs.job import Job
 from agl_otel.jobs.production import Production
 from agl_otel.jobs.run import JobRun, unless_failed
@@ -199,7 +199,8 @@ class Improvement(JobRun):
             why = [canary["why"]] if canary["why"] else []
         verdict = "promoted" if not why else "refused" if canary is None else "rolled_back"
         facts = {"verdict": verdict, "why": why, "evidence": cycle.digests(), "before": window["version"]}
-        cycle.write("verdict", {**facts, "ended": time.time()})
+        now = time.time()
+        cycle.write("verdict", {"began": now, **facts, "ended": now})
         if verdict == "promoted":
             await asyncio.to_thread(cycle.check_promotion)
             await self._told(cycle, "verdict", self.production.promote(cycle.made))
@@ -282,7 +283,7 @@ class Improvement(JobRun):
             new = sum(each not in failed for each in ids)
             if learnt and new >= self.spec.attempts and missing <= 0:
                 break
-            line = _waits(seen=len(found), rated=new, wanted=self.spec.attempts, unrated=len(fresh) - len(ready), missing=missing)
+            line = window_waits(seen=len(found), rated=new, wanted=self.spec.attempts, unrated=len(fresh) - len(ready), missing=missing)
             self._progress.waits, self._progress.figures = line, {"version": self.production.version}
             if time.time() - told > TOLD_SECONDS:
                 if told and line != said:
@@ -399,11 +400,13 @@ class Improvement(JobRun):
             if (step := judged_step(self.spec, steps, arms, bounds=bounds, runs=runs, over=over)) is not None:
                 return {**step, "ended": time.time()}
             self._progress.figures = step_figures(seen_step(steps, arms, bounds))
-            self._progress.waits = _awaits(arms, rated=self.spec.canary_rated, most=most, wait=wait)
+            self._progress.waits = canary_waits(arms, rated=self.spec.canary_rated, most=most, wait=wait)
             await asyncio.sleep(max(POLL_SECONDS, 3 * (time.monotonic() - looked)))
 
     async def _finish(self, cycle: CycleFolder) -> None:
         """Record a cycle that has its verdict, once, and remove what nothing needs any more."""
+        verdict = cycle.of("verdict")
+        await self._record_stage(cycle, "verdict", {**verdict, "ended": time.time()}, {"why": ", ".join(verdict["why"])})
         await self._record(cycle)
         cycle.write("recorded", {"version": self.production.version})
         kept = [each.number for each in self.ended if each.verdict == "promoted"][-KEPT_MODELS:]
@@ -456,41 +459,6 @@ class Improvement(JobRun):
 def _name_of(steps: CanarySteps) -> str:
     """Return the name of the stage that is a canary's step under way."""
     return f"{CANARY_STEP}{len(steps.passed) + 1}"
-
-
-def _waits(*, seen: int, rated: int, wanted: int, unrated: int, missing: int) -> str:
-    """Return what a window waits for, for people.
-
-    Args:
-        seen: attempts of the product that no earlier cycle took.
-        rated, unrated: those that may be learnt from with a reward, and without.
-        wanted: how many of them a cycle needs with one.
-        missing: how many more need a trusted reward.
-    """
-    if not seen:
-        return (
-            "no conversation of the product is here: its calls have to reach the stack's proxy without the ids of a rollout, and the stack "
-            "to adopt their traces (AGL_UNIDENTIFIED=adopt)"
-        )
-    line = f"{rated} of {wanted} attempts are rated, {unrated} have no reward"
-    return line + (f"; {missing} more need a trusted one" if missing > 0 else "")
-
-
-def _awaits(arms: Arms, *, rated: int, most: int, wait: float) -> str:
-    """Return what a step of a canary waits for, for people.
-
-    Args:
-        arms: its conversations so far.
-        rated: how many of them it needs with a reward.
-        most: how many it may take.
-        wait: how long it waits for their rewards then, in seconds.
-    """
-    line = (
-        f"{len(arms.canary)} of {rated} rewards; {arms.begun} of at most {most} conversations; "
-        f"{len(arms.promoted)} rewards of what is promoted"
-    )
-    until = "" if arms.filled is None else f"; until {time.strftime('%H:%M:%S', time.localtime(arms.filled + wait))} at most"
-    return line + until
 
 
 def _selected(rollout: Rollout | AttemptedRollout) -> Selected:
