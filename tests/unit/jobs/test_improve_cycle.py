@@ -4,17 +4,21 @@ from __future__ import annotations
 
 import json
 import shutil
+import time
 from collections.abc import Callable
+from dataclasses import replace
 from pathlib import Path
 
+import numpy as np
 import pytest
 
 pytest.importorskip("torch", reason="needs the [train] extra")
 
 from agl_otel.algorithms.run_folder import file_digest, model_fingerprint, with_checksum
 from agl_otel.errors import DataError
-from agl_otel.jobs.improve import _waits  # pyright: ignore[reportPrivateUsage]
 from agl_otel.jobs.improve_cycle import CycleFolder
+from agl_otel.jobs.improve_evidence import Arms
+from agl_otel.jobs.improve_progress import canary_waits, window_waits
 from agl_otel.jobs.improve_prompts import read_prompts, write_prompts
 from agl_otel.types import PromptTemplate
 
@@ -89,6 +93,14 @@ def test_prompts_are_served_as_they_were_made_alone(tmp_path: Path) -> None:
 
 
 def test_a_window_says_what_it_waits_for() -> None:
-    assert "AGL_UNIDENTIFIED=adopt" in _waits(seen=0, rated=0, wanted=8, unrated=0, missing=0)
-    assert _waits(seen=9, rated=3, wanted=8, unrated=6, missing=0) == "3 of 8 attempts are rated, 6 have no reward"
-    assert _waits(seen=9, rated=9, wanted=8, unrated=0, missing=2).endswith("; 2 more need a trusted one")
+    assert "AGL_UNIDENTIFIED=adopt" in window_waits(seen=0, rated=0, wanted=8, unrated=0, missing=0)
+    assert window_waits(seen=9, rated=3, wanted=8, unrated=6, missing=0) == "3 of 8 attempts are rated, 6 have no reward"
+    assert window_waits(seen=9, rated=9, wanted=8, unrated=0, missing=2).endswith("; 2 more need a trusted one")
+
+
+def test_a_canary_says_what_it_has_and_until_when_it_waits() -> None:
+    arms = Arms(14, canary=np.ones(5), promoted=np.ones(73), mixed=1)
+    told = "5 of 12 rewards; 14 of at most 14 conversations; 73 rewards of what is promoted"
+    assert canary_waits(arms, rated=12, most=14, wait=600.0) == told
+    until = canary_waits(replace(arms, filled=1_700_000_000.0), rated=12, most=14, wait=600.0).removeprefix(f"{told}; until ")
+    assert until == f"{time.strftime('%H:%M:%S', time.localtime(1_700_000_600))} at most"
