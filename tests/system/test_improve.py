@@ -133,7 +133,11 @@ def test_no_user_is_lost_when_weights_are_promoted_or_withdrawn(tmp_path: Path) 
     with world(tmp_path, {}, rate=20.0) as found:
         since, to = asyncio.run(_change_weights(found))
         seen = [row for row in found.book("seen") if since <= row["time"] <= to]
-    assert len(seen) > 100 and all(row["answer"] is not None for row in seen)
+    assert len(seen) > 100 and _are_answered(seen)
+
+
+def _are_answered(seen: list[dict[str, Any]]) -> bool:
+    return bool(seen) and all(row["answer"] is not None for row in seen)
 
 
 async def _change_weights(found: World) -> tuple[float, float]:
@@ -146,7 +150,8 @@ async def _change_weights(found: World) -> tuple[float, float]:
         try:
             await production.begin(policy, 0)
             await production.publish()
-            since = time.time() + 3
+            await asyncio.to_thread(until, lambda: _are_answered(found.book("seen")[-20:]), "users are answered")
+            since = time.time()
             for number, change in enumerate((partial(production.promote, policy), production.withdraw)):
                 await production.start_canary(policy)
                 await production.publish(f"canary-{number}", 0.5)
