@@ -401,7 +401,7 @@ class Improvement(JobRun):
                 return {**step, "ended": time.time()}
             self._progress.figures = step_figures(seen_step(steps, arms, bounds))
             self._progress.waits = canary_waits(arms, rated=self.spec.canary_rated, most=most, wait=wait)
-            await asyncio.sleep(max(POLL_SECONDS, 3 * (time.monotonic() - looked)))
+            await asyncio.sleep(max(POLL_SECONDS, time.monotonic() - looked))
 
     async def _finish(self, cycle: CycleFolder) -> None:
         """Record a cycle that has its verdict, once, and remove what nothing needs any more."""

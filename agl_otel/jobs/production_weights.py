@@ -100,7 +100,9 @@ class ServedWeights(Production):
         self._retire(1 - self._slot)
 
     async def settle(self) -> None:
-        """Wait until the servers that were replaced have ended, and their memory is free."""
+        """Wait until the servers that were replaced have ended, and the memory of their GPU is free."""
+        if self._job.policy.server == "ours" and not self._job.policy.devices:
+            return
         await asyncio.gather(*(asyncio.shield(ending) for _, ending in self._retired.values()))
 
     async def close(self) -> None:
