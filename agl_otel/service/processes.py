@@ -26,20 +26,16 @@ TAIL_BYTES: Final = 4000
 AFTERMATH: Final = ("nanobind: ", " - leaked ", " - ... skipped remainder", "See https://nanobind.")
 """How lines begin that torch's compiler writes when a process ends, after the error that ended it."""
 HEALTH_POLL_SECONDS: Final = 0.05
-_UNLESS_ORPHANED: Final = 'test "$PPID" = "$1" && shift && exec "$@"'
 _live: set[Process] = set()
 
 
 def die_with_parent(argv: Sequence[str]) -> list[str]:
-    """Wrap a command of this process so that the kernel sends it SIGTERM when this process ends; unchanged if util-linux is missing.
+    """Wrap a command so that the kernel sends it SIGTERM when its parent ends; unchanged if util-linux is missing.
 
-    It is a separate program because the parent has threads, so no Python code may run between fork and exec. What was killed before the
-    kernel was told is noticed by the parent's id.
+    It is a separate program because the parent has threads, so no Python code may run between fork and exec.
     """
     setpriv = shutil.which("setpriv")
-    return (
-        [setpriv, "--pdeathsig", "TERM", "--", "/bin/sh", "-c", _UNLESS_ORPHANED, "sh", str(os.getpid()), *argv] if setpriv else list(argv)
-    )
+    return [setpriv, "--pdeathsig", "TERM", "--", *argv] if setpriv else list(argv)
 
 
 async def spawn(

@@ -1,7 +1,6 @@
 from __future__ import annotations
 
 import os
-import shutil
 import signal
 import subprocess
 import sys
@@ -10,7 +9,7 @@ from pathlib import Path
 import pytest
 
 from agl_otel.errors import UnavailableError
-from agl_otel.service.processes import Process, die_with_parent, is_alive, signal_group
+from agl_otel.service.processes import Process, is_alive, signal_group
 
 
 async def test_an_ended_process_is_not_ready_even_if_another_answers(tmp_path: Path) -> None:
@@ -27,17 +26,6 @@ async def test_an_ended_process_is_not_ready_even_if_another_answers(tmp_path: P
 
 def test_a_process_that_was_not_started_has_no_group_to_signal(tmp_path: Path) -> None:
     assert not signal_group(Process("mine", ["true"], log=tmp_path / "mine.log").pid, signal.SIGKILL)
-
-
-@pytest.mark.skipif(shutil.which("setpriv") is None, reason="needs util-linux")
-def test_a_command_whose_parent_ended_before_it_began_does_not_run(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    mark = tmp_path / "it ran"
-    assert subprocess.run(die_with_parent(["touch", str(mark)]), check=False).returncode == 0 and mark.exists()
-    mark.unlink()
-    with monkeypatch.context() as patched:
-        patched.setattr(os, "getpid", lambda: 1)  # of the parent that it had
-        command = die_with_parent(["touch", str(mark)])
-    assert subprocess.run(command, check=False).returncode != 0 and not mark.exists()
 
 
 def test_a_zombie_process_is_not_alive() -> None:
