@@ -23,17 +23,16 @@ def reason_lines(cycles: Sequence[Cycle], *, now: float) -> list[Text]:
 
     `now`: Unix seconds; 0 where the run is known to have ended.
     """
-    told = [(each, reason) for each in cycles for reason in each.reasons]
-    lines = [
-        Text(f"cycle {each.cycle} {_verdict(each)}: {plain(reason.text, WIDEST_LINE)}", style="bold red" if reason.alarm else "")
-        for each, reason in told
-    ]
+
+    def line(cycle: Cycle, text: str, *, is_bad: bool = False) -> Text:
+        return Text(f"cycle {cycle.cycle} {_verdict(cycle)}: {text}", style="bold red" if is_bad else "")
+
+    lines = [line(each, plain(reason.text, WIDEST_LINE), is_bad=reason.alarm) for each in cycles for reason in each.reasons]
     for each in cycles:
         if each.waits:
-            lines.append(Text(f"cycle {each.cycle} {_verdict(each)}: {plain(each.waits, WIDEST_LINE)}"))
+            lines.append(line(each, plain(each.waits, WIDEST_LINE)))
         if each.stage and now - each.end_time > SILENT_SECONDS:
-            silent = f"nothing was told since {clock(each.end_time)}: does `agl-otel improve` still run?"
-            lines.append(Text(f"cycle {each.cycle} {_verdict(each)}: {silent}", style="bold red"))
+            lines.append(line(each, f"nothing was told since {clock(each.end_time)}: does `agl-otel improve` still run?", is_bad=True))
     return lines
 
 

@@ -19,8 +19,8 @@ class CanarySteps:
     """How far a canary is: `canary_begun.json`.
 
     It is written when a step has passed, and again when the next one's share is published. A step that was published is gone on with, by
-    the rewards since then, unless it was withdrawn meanwhile, as while its model server starts; one that
-    was not yet is published (again).
+    the rewards since then, unless it was withdrawn meanwhile, as while its model server starts; one
+    that was not yet is published (again).
     """
 
     shares: Sequence[float]

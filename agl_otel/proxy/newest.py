@@ -36,7 +36,8 @@ class Newest:
         self._clock = clock
         self._found: ResourcesUpdate | None = None
         self._away = False
-        self._wait = FIRST_WAIT_SECONDS
+        self._until = 0.0
+        """For so long a call waits for the look-up that is under way."""
         self._called = self._asked = float("-inf")
         self._asking: asyncio.Task[None] | None = None
 
@@ -45,13 +46,11 @@ class Newest:
         now = self._clock()
         if self._asking is None and now - self._asked >= REFRESH_SECONDS:
             after_pause = now - self._called > PAUSE_SECONDS and not self._away
-            self._wait = FIRST_WAIT_SECONDS if after_pause else WAIT_SECONDS
+            self._until = now + (FIRST_WAIT_SECONDS if after_pause else WAIT_SECONDS)
             self._asked, self._asking = now, asyncio.create_task(self._ask(), name="newest")
         self._called = now
-        if self._asking is not None:
-            left = self._asked + self._wait - now
-            if left > 0:
-                await asyncio.wait({self._asking}, timeout=left)
+        if self._asking is not None and self._until > now:
+            await asyncio.wait({self._asking}, timeout=self._until - now)
         return self._found
 
     async def _ask(self) -> None:

@@ -73,13 +73,7 @@ class Feedbacks(Connected):
         Calls by a set of resources with a canary, and by AGL_UPSTREAM_RESOURCES, say which LLM answered, and spans of products by whose
         prompts.
         """
-        names = {
-            "arm": conventions.LLM_ARM,
-            "served": conventions.SERVED_ARM,
-            "failed": conventions.LLM_CANARY_FAILED,
-            "full": conventions.LLM_CANARY_FULL,
-        }
-        params = {"since": int(since * 1e9), **names}
+        params = {"since": int(since * 1e9), **names_in("arms")}
         rows = await (await self._open()).reader.query(named_query("arms"), params=params)
         return [
             Answered(

@@ -9,6 +9,7 @@ from __future__ import annotations
 
 import argparse
 from collections.abc import Awaitable, Callable
+from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, Final
 
@@ -55,30 +56,27 @@ def counted() -> Any:
     return Bodies(InFlight(IN_FLIGHT_BYTES, "the model server's bound"), MAX_BODY_BYTES).held
 
 
+@dataclass
 class Calls:
-    """Counts the calls under way: its middleware `counted`."""
+    """The calls under way, which count_calls counts."""
 
-    def __init__(self) -> None:
-        self.now = 0
-
-    @property
-    def counted(self) -> Any:
-        """The middleware."""
-
-        @web.middleware
-        async def count(request: web.Request, handler: Callable[[web.Request], Awaitable[web.StreamResponse]]) -> web.StreamResponse:
-            if not request.path.startswith("/v1/"):
-                return await handler(request)
-            self.now += 1
-            try:
-                return await handler(request)
-            finally:
-                self.now -= 1
-
-        return count
+    now: int = 0
 
 
 CALLS: Final = web.AppKey("calls", Calls)
+
+
+@web.middleware
+async def count_calls(request: web.Request, handler: Callable[[web.Request], Awaitable[web.StreamResponse]]) -> web.StreamResponse:
+    """Count a call of the model in the application's CALLS while it is answered."""
+    if not request.path.startswith("/v1/"):
+        return await handler(request)
+    calls = request.app[CALLS]
+    calls.now += 1
+    try:
+        return await handler(request)
+    finally:
+        calls.now -= 1
 
 
 async def json_body(request: web.Request) -> Any:

@@ -27,6 +27,7 @@ from agl_otel.algorithms.grpo.model_port import (
     Calls,
     Origin,
     access_checks,
+    count_calls,
     counted,
     error_body,
     error_response,
@@ -54,9 +55,8 @@ def make_app(engine: Engine, model_name: str = "policy", *, host: str = "127.0.0
 
     `key`: required of clients, if not empty; `loads`: whether there is POST /weights. Raises SettingsError.
     """
-    calls = Calls()
-    app = web.Application(middlewares=[*access_checks(host, key), calls.counted, _errors, counted()])
-    app[CALLS] = calls
+    app = web.Application(middlewares=[*access_checks(host, key), count_calls, _errors, counted()])
+    app[CALLS] = Calls()
     app[ENGINE] = engine
     app[MODEL_NAME] = model_name
     app.router.add_post("/v1/chat/completions", _chat)

@@ -48,6 +48,7 @@ from agl_otel.algorithms.grpo.model_port import (
     Calls,
     Origin,
     access_checks,
+    count_calls,
     counted,
     error_response,
     json_body,
@@ -193,9 +194,8 @@ class Front:
 
     def app(self, host: str = "127.0.0.1") -> web.Application:
         """Make the web application, for a port of `host`. Raises SettingsError."""
-        calls = Calls()
-        app = web.Application(middlewares=[*access_checks(host), calls.counted, _errors, counted()])
-        app[CALLS] = calls
+        app = web.Application(middlewares=[*access_checks(host), count_calls, _errors, counted()])
+        app[CALLS] = Calls()
         app.router.add_get("/health", self._health)
         app.router.add_get("/weights", self._weights)
         app.router.add_post("/weights", self._set_weights)

@@ -4,10 +4,10 @@
 SELECT if(Rollout = '', TraceId, Rollout) AS Conversation, any(Rollout) AS RolloutId, minMap(Firsts.1, Firsts.2) AS Asked,
   Asked.1 AS Arms, Asked.2 AS ArmNanos, arraySort(groupUniqArrayArray(Marks)) AS Full, min(First) AS Began, max(Last) AS Latest
 FROM (
-  WITH if(SpanAttributes[{arm:String}] != '', SpanAttributes[{arm:String}], SpanAttributes[{served:String}]) AS Arm,
-    arrayFilter(name -> name != '', [Arm, SpanAttributes[{failed:String}]]) AS Names
+  WITH if(SpanAttributes[{arm:String}] != '', SpanAttributes[{arm:String}], SpanAttributes[{served_arm:String}]) AS Arm,
+    arrayFilter(name -> name != '', [Arm, SpanAttributes[{canary_failed:String}]]) AS Names
   SELECT TraceId, max(RolloutId) AS Rollout, minMap(Names, arrayMap(_ -> toUnixTimestamp64Nano(Timestamp), Names)) AS Firsts,
-    groupUniqArrayIf(SpanAttributes[{full:String}], SpanAttributes[{full:String}] != '') AS Marks,
+    groupUniqArrayIf(SpanAttributes[{canary_full:String}], SpanAttributes[{canary_full:String}] != '') AS Marks,
     toUnixTimestamp64Nano(min(Timestamp)) AS First, toUnixTimestamp64Nano(max(Timestamp)) AS Last
   FROM otel.otel_traces
   WHERE Timestamp >= fromUnixTimestamp64Nano({since:Int64}) - INTERVAL 1 DAY AND Arm != ''

@@ -21,7 +21,7 @@ from agl_otel.spans.rewards import find_final_reward
 from agl_otel.traces import chdb
 from agl_otel.traces import clickhouse_server as server_engine
 from agl_otel.traces.figures import SETTLED_SECONDS
-from agl_otel.traces.names import AGENT_NAME
+from agl_otel.traces.names import AGENT_NAME, names_in
 from agl_otel.traces.observed import integer
 from agl_otel.traces.opened import TraceStore
 from agl_otel.traces.reader import TraceReader
@@ -565,8 +565,7 @@ async def test_the_arms_of_a_conversation_are_those_of_its_rollout_once_it_has_o
         by("promoted", 11, "stood in for", "ro-f", {conventions.LLM_CANARY_FAILED: "canary"}),
         by("promoted", 12, "too many", "ro-t", {conventions.LLM_CANARY_FULL: "canary"}),
     )  # fmt: skip
-    names = {"served": conventions.SERVED_ARM, "failed": conventions.LLM_CANARY_FAILED, "full": conventions.LLM_CANARY_FULL}
-    params = {"since": 1_750_000_010 * 10**9, "arm": conventions.LLM_ARM, **names}
+    params = {"since": 1_750_000_010 * 10**9, **names_in("arms")}
     rows = await reader.query(named_query("arms"), params=params)
     assert {each["Conversation"]: each["Full"] for each in rows if each["Full"]} == {"ro-t": ["canary"]}
     found = [(each["Conversation"], each["RolloutId"], each["Arms"]) for each in rows]
