@@ -21,6 +21,7 @@ from typing import Any, Final, Literal, TypeVar
 
 from agl_otel.errors import QueryError, UnavailableError, UsageError
 from agl_otel.net.http_server import PROBE_SECONDS, is_healthy
+from agl_otel.service.retry import retry
 from agl_otel.spans.calls import UPSTREAM
 from agl_otel.traces.collector_client import barriers, unanswered
 from agl_otel.traces.facts import ReadFacts, attempt_facts
@@ -424,7 +425,7 @@ class TraceReader:
         patience = deadline if deadline > began else began + ONCE_SECONDS
         while True:
             silent = await self._silent_collectors(patience, deadline) if barrier else {}
-            table, facts, unread = await self._await_read(lambda: self._observed(ids, evaluations), patience)
+            table, facts, unread = await self._read_by(deadline, patience, lambda: self._observed(ids, evaluations))
             verdicts = _verdicts(facts, attempts, silent)
             late = (rollout_id for (rollout_id, _), verdict in verdicts.items() if verdict.kind == "incomplete")
             if time.monotonic() >= deadline or not any(rollout_id not in unread for rollout_id in late):
@@ -445,7 +446,7 @@ class TraceReader:
         read = [each for each in (ids if texts else rollouts_to_read(calls)) if each not in unread]
         contents = None
         if read:
-            contents, failed = await self._await_read(lambda: self._table("texts", read), patience)
+            contents, failed = await self._read_by(deadline, patience, lambda: self._table("texts", read))
             unread |= failed
         if unread:
             verdicts |= {key: _unreadable(verdict, unread[key[0]]) for key, verdict in verdicts.items() if key[0] in unread}
@@ -453,7 +454,7 @@ class TraceReader:
         failed_in = {rollout for rollout, why in zip(calls.rollout_id, calls.incomplete, strict=True) if why.startswith(UPSTREAM)}
         errors = Counter[str]()
         if failed_in:
-            errors = call_errors((await self._await_read(lambda: self._table("call_errors", list(failed_in)), patience))[0])
+            errors = call_errors((await self._read_by(deadline, patience, lambda: self._table("call_errors", list(failed_in))))[0])
         return Traces(
             rollouts=list(rollouts),
             calls=calls,
@@ -495,6 +496,10 @@ class TraceReader:
                 self._http.url = url
                 return True
         return False
+
+    async def _read_by(self, deadline: float, patience: float, read: Callable[[], Awaitable[T]]) -> T:
+        """Await a read as `_await_read` does, and try again until `deadline` where ClickHouse is away, as while it restarts."""
+        return await retry(lambda: self._await_read(read, patience), seconds=deadline - time.monotonic())
 
     async def _await_read(self, read: Callable[[], Awaitable[T]], until: float) -> T:
         """Await a read. Raises UnavailableError if it is not done by `until` and pings are not answered."""
