@@ -98,10 +98,11 @@ class Feedbacks(Connected):
         """
         connection = await self._open()
         place = await _place_of(connection, feedback)
-        ids = {"id": feedback.id, "rollout_id": place.rollout_id, "attempt_id": place.attempt_id, **names_in("feedback")}
-        if known := await connection.reader.query(named_query("feedback"), params=ids):
-            found = {"rollout_id": known[0]["RolloutId"] or None, "attempt_id": known[0]["AttemptId"] or None}
-            return GivenFeedback(id=feedback.id, **found, is_new=False)
+        if "id" in feedback.model_fields_set:  # else it is new: nobody has its id yet
+            ids = {"id": feedback.id, "rollout_id": place.rollout_id, "attempt_id": place.attempt_id}
+            if known := await connection.reader.query(named_query("feedback"), params={**ids, **names_in("feedback")}):
+                found = {"rollout_id": known[0]["RolloutId"] or None, "attempt_id": known[0]["AttemptId"] or None}
+                return GivenFeedback(id=feedback.id, **found, is_new=False)
         await connection.writer.write_logs(_request(feedback, place))
         return GivenFeedback(id=feedback.id, rollout_id=place.rollout_id or None, attempt_id=place.attempt_id or None)
 

@@ -1,7 +1,7 @@
 -- Whether feedback is stored for an attempt, or under no attempt yet.
 SELECT RolloutId, AttemptId
 FROM otel.otel_logs
-PREWHERE RolloutId IN ('', {rollout_id:String})
+PREWHERE RolloutId IN ('', {rollout_id:String}) AND EventName = {evaluation:String}
 WHERE AttemptId IN ('', {attempt_id:String}) AND LogAttributes[{feedback_id:String}] = {id:String}
 ORDER BY RolloutId DESC
 LIMIT 1

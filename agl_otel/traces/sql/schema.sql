@@ -73,6 +73,7 @@ CREATE TABLE IF NOT EXISTS otel.otel_traces (
       AS Map(LowCardinality(String), String)),
     CAST(map() AS Map(LowCardinality(String), String))) CODEC(LZ4),
   INDEX idx_trace_id TraceId TYPE bloom_filter(0.001) GRANULARITY 1,
+  INDEX idx_conversation ConversationId TYPE bloom_filter(0.001) GRANULARITY 1,
   INDEX idx_time Timestamp TYPE minmax GRANULARITY 64,
   INDEX idx_batch BatchId TYPE minmax GRANULARITY 64
 ) ENGINE = MergeTree

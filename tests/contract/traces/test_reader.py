@@ -722,6 +722,17 @@ def test_a_read_of_rollouts_takes_two_granules_of_each_at_most(engine: TraceStor
     assert 0 < min(granules) <= 2 * len(chosen)
 
 
+def test_a_conversation_is_found_by_its_index(engine: TraceStore) -> None:
+    engine.command(
+        "INSERT INTO otel.otel_traces (Timestamp, TraceId, SpanId, SpanName, RolloutId, SequenceId, SpanAttributes) "
+        "SELECT 1750000000, hex(number), hex(number), 'work', concat('ro-', hex(sipHash64(number))), 0, "
+        "map('gen_ai.conversation.id', concat('talk-', toString(number))) FROM numbers(60000)"
+    )
+    plan = engine.select(f"EXPLAIN indexes = 1 {named_query('conversation')}", {"conversation": "talk-777"})
+    granules = [int(found[1]) for line in plan if (found := re.search(r"Granules: (\d+)/", str(line[0])))]
+    assert min(granules) <= 2, "of 118; each has a false positive once in a thousand times"
+
+
 async def test_reads_come_in_blocks_of_four_mebibytes(engine: TraceStore, reader: TraceReader) -> None:
     """Each block costs both sides, and rows of random rollouts would come in many small ones."""
     engine.command(
