@@ -27,6 +27,8 @@ PROXY, WEB, COLLECTOR = (
     f"http://127.0.0.1:{os.environ.get(f'AGL_{name}_PORT', port)}" for name, port in (("PROXY", 4000), ("WEB", 4748), ("OTLP_GRPC", 4317))
 )
 HERE = Path(__file__).parent
+READ_SECONDS = 1.0
+"""How long they read an answer before they judge it. Its spans are stored by then, as a rule."""
 SPEAK = 0.9
 """The share of users who say what they think; the others leave."""
 
@@ -51,6 +53,7 @@ class Product:
         """Serve one user: answer, and take the verdict."""
         reply = await self.answer(name, question(number))
         self.note("seen", talk=name, number=number, answer=reply, right=reply == self.wanted(number))
+        await asyncio.sleep(READ_SECONDS)
         for verdict in self.verdicts(number, reply) if reply is not None else ():
             await self.send({"conversation_id": name, **verdict})
             self.note("rated", talk=name, **verdict)
@@ -87,7 +90,7 @@ class Product:
                 if answer.status != 404:
                     answer.raise_for_status()
                     return
-            await asyncio.sleep(0.5)
+            await asyncio.sleep(1.0)
 
     def note(self, book: str, **facts: Any) -> None:
         """Write a line into one of the product's own books."""

@@ -30,6 +30,8 @@ HERE = Path(__file__).parent
 ASKED = [digit for digit in range(10) if digit not in HELD_OUT]
 HEADERS = {"Authorization": f"Bearer {os.environ['PRODUCT_TOKEN']}"} if "PRODUCT_TOKEN" in os.environ else {}
 """A stack with AGL_TOKEN wants a token: `agl-otel token --for prompts --for models --for feedback`."""
+READ_SECONDS = 1.0
+"""How long they read an answer before they judge it. Its spans are stored by then, as a rule."""
 SPEAK = 0.9
 """The share of users who say what they think; the others leave."""
 
@@ -60,6 +62,7 @@ class Product:
         self.note("seen", talk=name, digit=digit, answer=reply, right=reply == wanted(digit), arm=arm, prompt=prompt)
         if reply is None or random.random() > SPEAK:
             return
+        await asyncio.sleep(READ_SECONDS)
         good = reply == wanted(digit)
         verdict = {"source": "users", "value": float(good), **({} if good else {"correction": wanted(digit)})}
         await self.send({"conversation_id": name, **verdict})
@@ -91,7 +94,7 @@ class Product:
                     if answer.status not in (404, 503):
                         answer.raise_for_status()
                         return
-            await asyncio.sleep(0.5)
+            await asyncio.sleep(1.0)
 
     def note(self, book: str, **facts: Any) -> None:
         """Write a line into one of the product's own books."""
