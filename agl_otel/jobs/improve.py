@@ -118,7 +118,8 @@ class Improvement(JobRun):
         """Return the path of what the run began with."""
         raise NotImplementedError
 
-    def _production(self, *, resources_id: str, owner: str) -> Production:
+    def _production(self, **named: str) -> Production:
+        """Return what serves users; `named`: the id and the owner of its set, as Production has them."""
         raise NotImplementedError
 
     def _held_back(self, rollout_ids: Sequence[str], trusted: Collection[str]) -> list[str]:

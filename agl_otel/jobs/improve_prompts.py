@@ -82,9 +82,9 @@ class PromptsImprovement(Improvement):
             write_prompts(path, prompts_in(self.job.resources))
         return path
 
-    def _production(self, *, resources_id: str, owner: str) -> PublishedPrompts:
+    def _production(self, **named: str) -> PublishedPrompts:
         (llm,) = (each for each in self.job.resources.values() if isinstance(each, LLM))
-        return PublishedPrompts(llm, self._plain, resources_id=resources_id, owner=owner)
+        return PublishedPrompts(llm, self._plain, **named)
 
     async def _learnt(self, cycle: CycleFolder) -> dict[str, Any]:
         tasks = await self._tasks(cycle)

@@ -19,6 +19,7 @@ from agl_otel.jobs.improve import Improvement
 from agl_otel.jobs.improve_cycle import CycleFolder
 from agl_otel.jobs.improve_evidence import Evidence, evidence, held_back, is_backtested
 from agl_otel.jobs.job import Job
+from agl_otel.jobs.policy_server import forks_of
 from agl_otel.jobs.production_weights import ServedWeights
 from agl_otel.jobs.served import ServedRun, prepare_policy
 from agl_otel.jobs.sft import SFTRun
@@ -38,14 +39,17 @@ class WeightsImprovement(Improvement):
         return {"model": self.job.policy.model}
 
     async def _prepare(self) -> Path:
+        if (forks := forks_of(self.job, self.folder)) is not None:
+            self._exit.push_async_callback(forks.close)
+            await forks.begin()
+        self._forks = forks
         return await prepare_policy(self.job, self.folder)
 
-    def _production(self, *, resources_id: str, owner: str) -> ServedWeights:
+    def _production(self, **named: str) -> ServedWeights:
         algorithm = import_module(self.job.run_by).made(self.job, self._first, "")
         given = {name: self.job.options[name] for name in _RESOURCE if name in self.job.options}
-        sampling = algorithm.sampling_parameters
-        slots = self.folder / "slots"
-        return ServedWeights(self.job, self._plain, slots, sampling=sampling, options=given, resources_id=resources_id, owner=owner)
+        slots, sampling = self.folder / "slots", algorithm.sampling_parameters
+        return ServedWeights(self.job, self._plain, slots, sampling=sampling, options=given, forks=self._forks, **named)
 
     def _held_back(self, rollout_ids: Sequence[str], trusted: Collection[str]) -> list[str]:
         return held_back(rollout_ids, trusted)
@@ -64,7 +68,7 @@ class WeightsImprovement(Improvement):
 
     async def _trained(self, job: Job, run: Path) -> dict[str, Any]:
         """Run a training and score its weights before and after; `after` is None where it made none."""
-        async with RUNS[self._trains](job, self._plain, run, settings=self.settings, force=self.force) as training:
+        async with RUNS[self._trains](job, self._plain, run, settings=self.settings, force=self.force, forks=self._forks) as training:
             self._learns(training.run_id)
             await training.publish_policy()
             async with training.runners(mode="val"):

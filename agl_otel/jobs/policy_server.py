@@ -18,6 +18,7 @@ from agl_otel.algorithms.run_folder import read_checked, with_checksum, write_js
 from agl_otel.errors import InUseError
 from agl_otel.jobs.job import Job
 from agl_otel.net.http_server import PROBE_SECONDS, is_healthy
+from agl_otel.service.forkserver import ForkServer
 from agl_otel.service.ports import is_free
 from agl_otel.service.processes import HEALTH_POLL_SECONDS, Process
 from agl_otel.settings import free_port
@@ -41,14 +42,18 @@ class PolicyServer:
         folder: keeps its port, where rollouts that still wait after a stop look for it, and its logs.
         record: the file of our server's own record of its samples.
         name: of the process, in messages and logs.
+        forks: of `forks_of`, from which it is forked; None: it is started by itself.
     """
 
-    def __init__(self, job: Job, model_dir: Path, folder: Path, *, record: Path, name: str = "model server") -> None:
+    def __init__(
+        self, job: Job, model_dir: Path, folder: Path, *, record: Path, name: str = "model server", forks: ForkServer | None = None
+    ) -> None:
         self._job = job
         self._model_dir = model_dir
         self._folder = folder
         self._record = record
         self._name = name
+        self._forks = forks
         self._start_seconds = START_SECONDS if job.policy.server == "vllm" else OUR_START_SECONDS
         self.stop_seconds = STOP_SECONDS if job.policy.server == "vllm" else OUR_STOP_SECONDS
         self.url = ""
@@ -66,9 +71,12 @@ class PolicyServer:
             arguments += ["--vllm", vllm_command(spec.vllm), "--log", str(logs / "vllm.log"), *vllm_arguments(self._job)]
         else:
             arguments += ["--record", str(self._record), *(["--device", "cuda"] if spec.devices else [])]
-        env = visible(spec.devices) if spec.devices else {}
-        module = VLLM if spec.server == "vllm" else OURS
-        self.process = Process.python_module(self._name, module, *arguments, log=logs / "model_server.log", env=env)
+        log, module = logs / "model_server.log", VLLM if spec.server == "vllm" else OURS
+        if self._forks is not None:
+            self.process = self._forks.process(self._name, module, *arguments, log=log)
+        else:
+            env = visible(spec.devices) if spec.devices else {}
+            self.process = Process.python_module(self._name, module, *arguments, log=log, env=env)
         return self.process
 
     async def ready(self) -> None:
@@ -100,6 +108,16 @@ class PolicyServer:
                 )
             await asyncio.sleep(HEALTH_POLL_SECONDS)
         return port
+
+
+def forks_of(job: Job, folder: Path) -> ForkServer | None:
+    """Return what the model servers of a run in `folder` are forked from, which imports torch and transformers once for all of them.
+
+    None where each is started by itself: vLLM, and a server on a GPU, whose driver may not be forked.
+    """
+    if job.policy.server != "ours" or job.policy.devices:
+        return None
+    return ForkServer([OURS], log=folder / "logs" / "forks.log")
 
 
 def is_shared(job: Job) -> bool:

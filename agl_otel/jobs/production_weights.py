@@ -17,6 +17,7 @@ from agl_otel.jobs.job import Job
 from agl_otel.jobs.policy_server import PolicyServer
 from agl_otel.jobs.production import PROMOTED, Production
 from agl_otel.net.http_server import is_healthy
+from agl_otel.service.forkserver import ForkServer
 from agl_otel.store import Store
 from agl_otel.types import LLM, NamedResources
 
@@ -39,18 +40,29 @@ class ServedWeights(Production):
         store: a connected store.
         folder: of the slots: their ports, logs, and what they sampled.
         sampling: sampling parameters, and options of the resource (LLM) by name.
+        forks: as for PolicyServer.
         named: the set's id and owner, as for Production.
     """
 
     canary_stays: ClassVar[bool] = False
     limits_canary: ClassVar[bool] = True
 
-    def __init__(self, job: Job, store: Store, folder: Path, *, sampling: dict[str, Any], options: dict[str, Any], **named: str) -> None:
+    def __init__(
+        self,
+        job: Job,
+        store: Store,
+        folder: Path,
+        *,
+        sampling: dict[str, Any],
+        options: dict[str, Any],
+        forks: ForkServer | None = None,
+        **named: str,
+    ) -> None:
         super().__init__(store, **named)
         assert job.improve is not None, "improvement_of"
         self._most = job.improve.canary_most
         self._job, self._folder = job, folder
-        self._sampling, self._options = sampling, options
+        self._sampling, self._options, self._forks = sampling, options, forks
         self._looked = self._silent = 0.0
         self._slot = 0
         self._servers: dict[int, PolicyServer] = {}
@@ -121,7 +133,8 @@ class ServedWeights(Production):
         if slot in self._retired:
             await asyncio.shield(self._retired[slot][1])
             del self._retired[slot]
-        server = PolicyServer(self._job, model, folder, record=folder / "model_server.jsonl", name=f"model server {SLOTS[slot]}")
+        record, name = folder / "model_server.jsonl", f"model server {SLOTS[slot]}"
+        server = PolicyServer(self._job, model, folder, record=record, name=name, forks=self._forks)
         process = await server.prepare()
         await process.start()
         self._servers[slot] = server

@@ -26,6 +26,7 @@ from agl_otel.jobs.job import Job
 from agl_otel.jobs.memory import Findings
 from agl_otel.jobs.policy_server import PolicyServer, gpu_share, is_shared
 from agl_otel.jobs.run import JobRun, TaskResults, unless_failed
+from agl_otel.service.forkserver import ForkServer
 from agl_otel.service.processes import Process
 from agl_otel.settings import Settings
 from agl_otel.store import Store
@@ -222,6 +223,7 @@ class ServedRun(JobRun):
         stack_failed: a future that fails when the stack ends; the run then ends with its error.
         settings: the stack's, for runner processes; None: as this process loads them.
         force: as in JobRun.
+        forks: as for PolicyServer.
     """
 
     name: ClassVar[str]
@@ -236,8 +238,10 @@ class ServedRun(JobRun):
         stack_failed: asyncio.Future[None] | None = None,
         settings: Settings | None = None,
         force: bool = False,
+        forks: ForkServer | None = None,
     ) -> None:
         super().__init__(job, store, folder, stack_failed=stack_failed, settings=settings, force=force)
+        self._forks = forks
         self.record = folder / "model_server.jsonl"
         """The model server's own record of its samples, one line per choice."""
         self._server: PolicyServer | None = None
@@ -255,7 +259,7 @@ class ServedRun(JobRun):
         self.run = RunFolder(self.folder, algorithm=begun.algorithm, options=begun.options, seed=begun.seed, model=model, lock=lock)
         await self._cancel_unfinished()
         weights, version = await asyncio.to_thread(self._weights_to_serve, algorithm)
-        self._server = PolicyServer(self.job, self.model_dir, self.folder, record=self.record)
+        self._server = PolicyServer(self.job, self.model_dir, self.folder, record=self.record, forks=self._forks)
         await self._run(await self._server.prepare(weights=weights, version=version), grace_seconds=self._server.stop_seconds)
         await self._server.ready()
         self.server_url = self._server.url

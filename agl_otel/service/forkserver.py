@@ -122,6 +122,12 @@ class ForkServer:
             return _ForkedProcess(name, module, *arguments, server=self, log=log)
         return Process.python_module(name, module, *arguments, log=log, env=self._environment)
 
+    async def begin(self) -> None:
+        """Start the fork server ahead of the first request: it imports meanwhile. Raises OSError."""
+        async with self._lock:
+            if CAN_FORK and self._requests < 0:
+                await self._start()
+
     async def fork(self, module: str, *arguments: str, log: Path) -> Fork:
         """Call `main` of a module in a fork of its own session, whose output is appended to `log`. Raises OSError, UnavailableError."""
         return await asyncio.shield(self._ask([module, *arguments], log))  # cancelled, it would leave its answer to the next request

@@ -11,6 +11,7 @@ token ids and log-probs (vLLM) can be used instead.
 from __future__ import annotations
 
 import asyncio
+import sys
 from collections.abc import AsyncGenerator, Awaitable, Callable, Sequence
 from contextlib import asynccontextmanager, closing, nullcontext
 from functools import partial
@@ -187,8 +188,8 @@ async def serving(engine: Engine, model: str, *, host: str, port: int, model_nam
             await runner.cleanup()
 
 
-def main(arguments: Sequence[str] | None = None) -> None:
-    """Run the server from the command line."""
+def main(arguments: Sequence[str] | None = None) -> int:
+    """Run the server from the command line; return its exit code."""
     parser = make_parser("agl_otel.algorithms.grpo.server", "An OpenAI-compatible model server.")
     parser.add_argument("--record", help="append a JSON line for every choice sampled to this file")
     parser.add_argument("--seed", type=int, default=0, help="seed of requests without one")
@@ -203,7 +204,8 @@ def main(arguments: Sequence[str] | None = None) -> None:
         engine = Engine(policy, options.version, record=record, seed=options.seed, origin=origin)
         server = serving(engine, options.model, host=options.host, port=options.port, model_name=options.name)
         asyncio.run(until_stopped(server, partial(print, flush=True)))
+    return 0
 
 
 if __name__ == "__main__":
-    main()
+    sys.exit(main())

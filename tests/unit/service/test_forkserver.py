@@ -87,6 +87,16 @@ async def test_a_module_that_cannot_be_imported_is_an_error_that_names_the_log(p
     await server.close()
 
 
+async def test_a_server_that_was_begun_ahead_forks_what_is_asked_for(place: Path) -> None:
+    server = server_of(place, "ends")
+    await server.begin()
+    assert (place / "forks.log").exists()
+    await server.begin()
+    fork = await server.fork("program", "one", log=place / "log")
+    assert await fork.wait() == 7 and len(await printed(place / "log")) == 1
+    await server.close()
+
+
 async def test_a_server_without_use_is_closed_at_once(place: Path) -> None:
     await server_of(place, "ends").close()
     assert not (place / "forks.log").exists()
