@@ -118,7 +118,7 @@ class Process:
     ) -> Process:
         """Describe a process that runs `python -m module` with this interpreter and `settings` (default: as this process loads them)."""
         given = python_environment({**(settings or Settings.load()).environment(), **(env or {})})
-        made = cls(name, [sys.executable, "-m", STARTER, module, *arguments], log=log, env=given)
+        made = cls(name, [sys.executable, "-m", STARTER, str(os.getpid()), module, *arguments], log=log, env=given)
         made._umask = original_umask()  # it sets its own umask and passes this one to agents
         return made
 

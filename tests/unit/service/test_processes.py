@@ -46,3 +46,14 @@ async def test_a_python_module_runs_as_with_python_m_and_returns_its_status(tmp_
     await process.start()
     assert await process.wait() == 7
     assert (tmp_path / "log").read_text() == f"__main__ mine mine ['{tmp_path}/mine.py', '-m', 'x'] 20000\n"
+
+
+async def test_a_module_whose_parent_ended_before_it_began_does_not_run(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    (tmp_path / "mine.py").write_text("open('it ran', 'w')")
+    monkeypatch.chdir(tmp_path)
+    with monkeypatch.context() as patched:
+        patched.setattr(os, "getpid", lambda: 1)  # of the parent that it had
+        process = Process.python_module("mine", "mine", log=tmp_path / "log")
+    await process.start()
+    assert await process.wait() == 1 and not (tmp_path / "it ran").exists()
+    assert (tmp_path / "log").read_text() == "mine does not begin: process 1, which started it, has ended\n"
