@@ -12,7 +12,7 @@ from pathlib import Path
 from typing import Any, ClassVar, Final
 
 from agl_otel.algorithms.grpo.serving import MODEL_NAME
-from agl_otel.errors import ModelServerError
+from agl_otel.errors import ModelServerError, UnavailableError
 from agl_otel.jobs.job import Job
 from agl_otel.jobs.policy_server import PolicyServer
 from agl_otel.jobs.production import PROMOTED, Production
@@ -63,6 +63,8 @@ class ServedWeights(Production):
         self._most = job.improve.canary_most
         self._job, self._folder = job, folder
         self._sampling, self._options, self._forks = sampling, options, forks
+        if forks is not None:
+            forks.on_lost = self._lost
         self._looked = self._silent = 0.0
         self._slot = 0
         self._servers: dict[int, PolicyServer] = {}
@@ -153,6 +155,11 @@ class ServedWeights(Production):
             self.failed.set_exception(
                 ModelServerError(f"the {process.name} ended with exit code {code}; its log is {process.log}. {process.log_end()}")
             )
+
+    def _lost(self, error: UnavailableError) -> None:
+        """Fail before a canary is taken for dead: it ends with the promoted weights' server."""
+        if not self.failed.done():
+            self.failed.set_exception(ModelServerError(f"the model servers have ended: {error}"))
 
     def _retire(self, slot: int) -> None:
         """End a server, if there is one, when nobody asks it any more and what it was asked is answered."""

@@ -1,8 +1,8 @@
 """Forks services from a process that has imported them: the modules of a stack's services are imported, and held in memory, once.
 
 `python -m agl_otel.service.forkserver MODULE…` imports the modules, reads requests from its standard input, and writes what happens to its
-standard output, each a line of JSON. It has one thread, which makes its forks safe. It ends with its input; the kernel then sends its
-forks SIGTERM.
+standard output, each a line of JSON. It runs nothing beside, which makes its forks safe (numpy's OpenBLAS ends its threads before a fork).
+It ends with its input; the kernel then sends its forks SIGTERM.
 
 A client that has one thread at its start, such as the supervisor, needs no server for its first services: it imports the modules and forks
 them from itself, each to wait for its request (`ForkServer.prefork`).
@@ -32,6 +32,7 @@ from agl_otel.service.processes import HEALTH_POLL_SECONDS, Process, end_of, how
 from agl_otel.settings import Settings
 
 MODULE: Final = "agl_otel.service.forkserver"
+FORK_SECONDS: Final = 120.0  # mostly for importing torch on a busy machine
 CAN_FORK: Final = sys.platform == "linux"
 """Whether services are forked: elsewhere system libraries do not bear it, and prctl(2) is missing."""
 
@@ -84,6 +85,10 @@ class ForkServer:
         """Those of `prefork` that have got their request, and run."""
         self._requests = -1
         """Descriptor of the pipe to the running server; -1: none runs."""
+        self._server: asyncio.subprocess.Process | None = None
+        """The server that was started last."""
+        self.on_lost: Callable[[UnavailableError], object] = lambda _: None
+        """Called when the server has ended by itself, and its forks with it, before they are known to have ended."""
         self._readers: set[asyncio.Task[None]] = set()
         self._forked: asyncio.Future[Fork] | None = None
 
@@ -139,10 +144,15 @@ class ForkServer:
                 return self._use(self._waiting.pop(0), request)
             if self._requests < 0:
                 await self._start()
-            self._forked = asyncio.get_running_loop().create_future()
+            self._forked = forked = asyncio.get_running_loop().create_future()
             with contextlib.suppress(BrokenPipeError):  # the end of its reports, too, tells that it has ended
                 os.write(self._requests, request)
-            return await self._forked
+            if (await asyncio.wait({forked}, timeout=FORK_SECONDS))[0]:
+                return forked.result()
+            forked.cancel()
+            await self._end()
+            why = f"the process that is to be forked did not begin within {FORK_SECONDS:.0f} s; its log is {self._log}. {end_of(self._log)}"
+            raise UnavailableError(why)
 
     def _use(self, waiting: _Waiting, request: bytes) -> Fork:
         """Give a waiting fork its request; an empty one ends it."""
@@ -177,7 +187,7 @@ class ForkServer:
             )
         os.close(requests_read)
         os.close(reports_write)
-        self._requests = requests
+        self._requests, self._server = requests, process
         reader = asyncio.create_task(self._read(reports, process.wait), name="fork server")
         self._readers.add(reader)
         reader.add_done_callback(self._readers.discard)
@@ -194,15 +204,18 @@ class ForkServer:
                 forks.pop(report["pid"]).ended.set_result(report["status"])
                 continue
             forks[report["pid"]] = fork = Fork(report["pid"])
-            assert self._forked is not None
-            self._forked.set_result(fork)
+            if self._forked is not None and not self._forked.done():
+                self._forked.set_result(fork)
         transport.close()
+        is_lost = self._requests >= 0
         self._close_requests()
         pending, self._forked = self._forked, None  # from here on a request is for the next server
         code = await ended()
+        why = f"{how_ended(code)}; its log is {self._log}. {end_of(self._log)}"
         if pending is not None and not pending.done():
-            why = f"the process that is to be forked {how_ended(code)}; its log is {self._log}. {end_of(self._log)}"
-            pending.set_exception(UnavailableError(why))
+            pending.set_exception(UnavailableError(f"the process that is to be forked {why}"))
+        if is_lost and forks:
+            self.on_lost(UnavailableError(f"the process of which they are forks {why}"))
         while forks:  # the kernel has sent them SIGTERM; nobody else reports their end
             for pid in [pid for pid in forks if not is_alive(pid)]:
                 forks.pop(pid).ended.set_result(-signal.SIGTERM)
@@ -213,14 +226,21 @@ class ForkServer:
             os.close(self._requests)
             self._requests = -1
 
+    async def _end(self) -> None:
+        """End the server, also while it imports; the kernel then sends its forks SIGTERM."""
+        self._close_requests()
+        if self._server is not None and self._server.returncode is None:
+            self._server.kill()
+        await asyncio.gather(*self._readers)
+
     async def close(self) -> None:
         """End the server, and the forks that still run."""
         while self._waiting:
             self._use(self._waiting.pop(), b"")
         for child in self._children:
             child.send_signal(signal.SIGTERM)
-        self._close_requests()
-        await asyncio.gather(*(child.wait() for child in self._children), *self._readers)
+        await self._end()
+        await asyncio.gather(*(child.wait() for child in self._children))
 
 
 class _ForkedProcess(Process):
@@ -234,8 +254,8 @@ class _ForkedProcess(Process):
         return await self._server.fork(*self.argv, log=self.log)
 
 
-def _serve() -> dict[str, Any] | None:
-    """Fork for each request until the input ends; return None then, and in a fork its request."""
+def _serve(reports: int) -> dict[str, Any] | None:
+    """Fork for each request until the input ends; return None then, and in a fork its request. `reports`: descriptor that they go to."""
     ended_read, ended_write = os.pipe()
     os.set_blocking(ended_write, False)
     signal.signal(signal.SIGCHLD, lambda *_: None)  # without a handler nothing is written at the end of a child
@@ -247,7 +267,7 @@ def _serve() -> dict[str, Any] | None:
             for key, _ in selector.select():
                 if key.fd == ended_read:
                     os.read(ended_read, 4096)
-                    _report_ended()
+                    _report_ended(reports)
                     continue
                 request = sys.stdin.buffer.readline()  # the client waits for the answer before it sends another
                 if not request:
@@ -260,18 +280,19 @@ def _serve() -> dict[str, Any] | None:
                     signal.signal(signal.SIGCHLD, signal.SIG_DFL)
                     os.close(ended_read)
                     os.close(ended_write)
+                    os.close(reports)
                     return json.loads(request)
-                _report(pid=pid)
+                _report(reports, pid=pid)
 
 
-def _report_ended() -> None:
+def _report_ended(reports: int) -> None:
     with contextlib.suppress(ChildProcessError):  # there is none left
         while (found := os.waitpid(-1, os.WNOHANG))[0]:
-            _report(pid=found[0], status=os.waitstatus_to_exitcode(found[1]))
+            _report(reports, pid=found[0], status=os.waitstatus_to_exitcode(found[1]))
 
 
-def _report(**fields: int) -> None:
-    os.write(1, json.dumps(fields).encode() + b"\n")
+def _report(reports: int, **fields: int) -> None:
+    os.write(reports, json.dumps(fields).encode() + b"\n")
 
 
 def _run(request: Mapping[str, Any]) -> int:
@@ -301,8 +322,10 @@ def _import(modules: Sequence[str]) -> None:
 
 def main() -> int:
     """Import the modules and serve, or in a fork run a service; return the exit code."""
+    reports = os.dup(1)
+    os.dup2(2, 1)  # what a module prints when it is imported is no report
     _import(sys.argv[1:])
-    request = _serve()
+    request = _serve(reports)
     return 0 if request is None else _run(request)
 
 

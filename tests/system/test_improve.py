@@ -15,6 +15,7 @@ import pytest
 pytest.importorskip("torch", reason="needs the [train] extra")
 
 import itertools
+import os
 import time
 from functools import partial
 
@@ -23,6 +24,8 @@ from agl_otel.jobs.check import checked_job
 from agl_otel.jobs.improve_cycle import STAGES
 from agl_otel.jobs.production_weights import LINGER_SECONDS, ServedWeights
 from agl_otel.jobs.served import prepare_policy
+from agl_otel.service.forkserver import MODULE
+from agl_otel.service.processes import stats
 from agl_otel.store import Store
 from tests.improve_world import World, right_share, rollout_of, world
 from tests.system.stack_process import until
@@ -50,8 +53,12 @@ def test_users_get_better_answers_although_stages_are_killed(tmp_path: Path, sta
                 assert loop.process.poll() is None, loop.output
                 if stage == "canary_begun":
                     until(lambda: bool(_passed(found)), "the canary's first step has passed")
-                loop.process.send_signal(signal.SIGKILL)
-                loop.process.wait()
+                if stage == "canary_begun" and len(stages) == 3:  # what model servers are forked from, and with it all of them
+                    os.kill(_fork_server_of(loop.process.pid), signal.SIGKILL)
+                    assert loop.wait(60) == 1 and "the process of which they are forks was killed by SIGKILL" in loop.output, loop.output
+                else:
+                    loop.process.send_signal(signal.SIGKILL)
+                    loop.process.wait()
                 killed = time.time() if stage == "canary_begun" else killed
                 passed = passed or _passed(found)
             force = []
@@ -70,6 +77,11 @@ def test_users_get_better_answers_although_stages_are_killed(tmp_path: Path, sta
         first, last = (found.facts(cycle, "verdict")["ended"] for cycle in (1, 2))
         shares = right_share(found.book("seen"), until=first - 60), right_share(found.book("seen"), since=last)
     assert shares[0] < 0.4 and found.facts(2, "gate")["held_out"]["after"] > 0.55, (shares, loop.output)
+
+
+def _fork_server_of(pid: int) -> int:
+    (found,) = [child for child, _, parent, _ in stats() if parent == pid and MODULE in Path(f"/proc/{child}/cmdline").read_text()]
+    return found
 
 
 def _passed(found: World) -> list[dict[str, Any]]:
@@ -145,8 +157,7 @@ async def _change_weights(found: World) -> tuple[float, float]:
     job, _ = checked_job(found.books / "job.toml")
     async with await Store.connect(found.store) as store:
         policy = await prepare_policy(job, found.folder)
-        named = {"resources_id": "production", "owner": "improve-1"}
-        production = ServedWeights(job, store, found.run / "slots", sampling={}, options={}, **named)
+        production = ServedWeights(job, store, found.run / "slots", sampling={}, options={}, resources_id="production", owner="improve-1")
         try:
             await production.begin(policy, 0)
             await production.publish()

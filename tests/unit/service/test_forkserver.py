@@ -97,6 +97,39 @@ async def test_a_server_that_was_begun_ahead_forks_what_is_asked_for(place: Path
     await server.close()
 
 
+async def test_what_is_printed_by_an_import_is_no_report(place: Path) -> None:
+    (place / "loud.py").write_text("print('hello')")
+    server = server_of(place, "ends", "loud", "program")
+    fork = await server.fork("program", "one", log=place / "log")
+    assert await fork.wait() == 7 and (place / "forks.log").read_text() == "hello\n"
+    await server.close()
+
+
+async def test_a_server_that_imports_for_long_is_given_up_and_closed_at_once(place: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    (place / "slow.py").write_text("import time; time.sleep(300)")
+    monkeypatch.setattr(forkserver, "FORK_SECONDS", 0.2)
+    server = server_of(place, "ends", "slow")
+    with pytest.raises(UnavailableError, match=r"did not begin within 0 s; its log is .*forks\.log"):
+        await server.fork("slow", log=place / "log")
+    await server.begin()
+    await asyncio.wait_for(server.close(), 60)
+
+
+async def test_the_end_of_a_server_is_told_before_that_of_its_forks(place: Path) -> None:
+    server = server_of(place, "waits")
+    told = list[tuple[str, int | None]]()
+    fork = await server.fork("program", log=place / "log")
+    server.on_lost = lambda error: told.append((str(error), fork.returncode))
+    ((killed, *_),) = await printed(place / "log")
+    os.kill(int(killed), signal.SIGKILL)
+    await fork.wait()
+    ((why, code),) = told
+    assert code is None and "the process of which they are forks was killed by SIGKILL" in why and "forks.log" in why
+    again = await server.fork("program", log=place / "log")
+    await server.close()
+    assert again.returncode is not None and len(told) == 1, "nothing is lost by close"
+
+
 async def test_a_server_without_use_is_closed_at_once(place: Path) -> None:
     await server_of(place, "ends").close()
     assert not (place / "forks.log").exists()
