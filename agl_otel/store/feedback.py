@@ -98,11 +98,12 @@ class Feedbacks(Connected):
         """
         connection = await self._open()
         place = await _place_of(connection, feedback)
-        if "id" in feedback.model_fields_set:  # else it is new: nobody has its id yet
+        if "id" in feedback.model_fields_set:  # else nobody has its id yet
             ids = {"id": feedback.id, "rollout_id": place.rollout_id, "attempt_id": place.attempt_id}
             if known := await connection.reader.query(named_query("feedback"), params={**ids, **names_in("feedback")}):
                 found = {"rollout_id": known[0]["RolloutId"] or None, "attempt_id": known[0]["AttemptId"] or None}
                 return GivenFeedback(id=feedback.id, **found, is_new=False)
+        feedback.model_fields_set.add("id")  # when it is sent again, it may be stored
         await connection.writer.write_logs(_request(feedback, place))
         return GivenFeedback(id=feedback.id, rollout_id=place.rollout_id or None, attempt_id=place.attempt_id or None)
 

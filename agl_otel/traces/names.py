@@ -47,7 +47,6 @@ NAMES: Final[Mapping[str, str]] = {
     "caller": conventions.LLM_CALLER,
     "hooked": conventions.ATTEMPT_HOOKED,
     "given": conventions.REWARD_GIVEN,
-    "evaluation": conventions.EVALUATION,
     "feedback_id": conventions.FEEDBACK_ID,
     "reward_source": conventions.reward_source_key(0),
     "source": conventions.FEEDBACK_SOURCE,

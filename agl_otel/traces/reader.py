@@ -499,7 +499,16 @@ class TraceReader:
 
     async def _read_by(self, deadline: float, patience: float, read: Callable[[], Awaitable[T]]) -> T:
         """Await a read as `_await_read` does, and try again until `deadline` where ClickHouse is away, as while it restarts."""
-        return await retry(lambda: self._await_read(read, patience), seconds=deadline - time.monotonic())
+
+        async def read_here() -> T:
+            try:
+                return await self._await_read(read, patience)
+            except UnavailableError:
+                if time.monotonic() < deadline:
+                    await self._find_endpoint()
+                raise
+
+        return await retry(read_here, seconds=deadline - time.monotonic())
 
     async def _await_read(self, read: Callable[[], Awaitable[T]], until: float) -> T:
         """Await a read. Raises UnavailableError if it is not done by `until` and pings are not answered."""
@@ -517,6 +526,7 @@ class TraceReader:
             return task.result()
         finally:
             task.cancel()
+            del task  # else its error, which refers to this frame, would keep what it has read
 
     async def _observed(self, ids: Sequence[str], evaluations: Collection[int] | None) -> tuple[Table, ReadFacts, dict[str, str]]:
         """Return what is stored of these rollouts, and {rollout id: why it cannot be read}."""

@@ -18,6 +18,7 @@ from agl_otel.errors import NotFoundError, UsageError
 from agl_otel.spans.rewards import find_final_reward
 from agl_otel.store import LightningStore
 from agl_otel.types import AttemptedRollout
+from agl_otel.types.feedback import Feedback
 from agl_otel_hook import conventions
 from tests.contract.collector.otlp import attributes, request_of, span
 from tests.contract.store.test_spans import span_of
@@ -56,7 +57,16 @@ async def test_the_last_counts_and_what_is_sent_twice_is_stored_once(store: Ligh
         given = await store.add_reward(value, rollout_id=begun.rollout_id, time=at, id=name)
     assert given.is_new is False
     assert len(await store.reader.evaluations([begun.rollout_id])) == 2
+    again = Feedback(rollout_id=begun.rollout_id, value=1.0, time=now - 120)
+    assert [(await store.add_feedback(again)).is_new for _ in range(2)] == [True, False], "an object has one id"
     assert find_final_reward(await store.spans(begun.rollout_id)) == 1.0
+
+
+async def test_feedback_that_came_as_a_record_is_known_by_its_id(store: LightningStore, begun: AttemptedRollout) -> None:
+    values = {"event.name": conventions.EVALUATION, conventions.FEEDBACK_ID: "mine", conventions.EVALUATION_TEXT: "too short"}
+    values |= {conventions.ROLLOUT_ID: begun.rollout_id, conventions.ATTEMPT_ID: begun.attempt.attempt_id}
+    await _send(store, LogRecord(attributes=attributes(values), time_unix_nano=time.time_ns()))
+    assert (await store.add_reward(text="too short", rollout_id=begun.rollout_id, id="mine")).is_new is False
 
 
 async def test_feedback_on_a_conversation_is_for_the_attempt_that_continued_it_last(store: LightningStore, begun: AttemptedRollout) -> None:
@@ -160,10 +170,14 @@ async def rated(store: LightningStore, begun: AttemptedRollout) -> AttemptedRoll
     await store.add_reward(0.5, rollout_id=begun.rollout_id, source="ann", rubric="tone@2", text="too short", correction="Try again.")
     values = {conventions.EVALUATION_NAME: "judge", conventions.EVALUATION_LABEL: "pass", conventions.RESPONSE_ID: "r1"}
     values |= {conventions.ROLLOUT_ID: begun.rollout_id, conventions.ATTEMPT_ID: begun.attempt.attempt_id}
-    judged = LogRecord(event_name=conventions.EVALUATION, attributes=attributes(values), time_unix_nano=time.time_ns())
-    request = ExportLogsServiceRequest(resource_logs=[ResourceLogs(scope_logs=[ScopeLogs(log_records=[judged])])])
-    await (await store._open()).writer.write_logs(request.SerializeToString())  # pyright: ignore[reportPrivateUsage]
+    await _send(store, LogRecord(event_name=conventions.EVALUATION, attributes=attributes(values), time_unix_nano=time.time_ns()))
     return begun
+
+
+async def _send(store: LightningStore, record: LogRecord) -> None:
+    """Send a record as an evaluator does."""
+    request = ExportLogsServiceRequest(resource_logs=[ResourceLogs(scope_logs=[ScopeLogs(log_records=[record])])])
+    await (await store._open()).writer.write_logs(request.SerializeToString())  # pyright: ignore[reportPrivateUsage]
 
 
 @pytest.mark.parametrize(("command_of", "about"), [("traces", ""), ("rollouts", "  on call r1")])

@@ -722,6 +722,14 @@ def test_a_read_of_rollouts_takes_two_granules_of_each_at_most(engine: TraceStor
     assert 0 < min(granules) <= 2 * len(chosen)
 
 
+async def test_a_read_goes_on_at_once_at_another_address_of_clickhouse(engine: TraceStore, reader: TraceReader) -> None:
+    insert(engine, call(1, 1, PromptTokenIds=[1]))
+    answers = reader._http.url  # pyright: ignore[reportPrivateUsage]
+    async with asyncio.timeout(60), TraceReader(f"http://127.0.0.1:{free_port()}", endpoints=[answers]) as moved:
+        found = await moved.traces([rollout("ro-1")], [attempt({"x": 1}, "ro-1")], barrier=False, deadline_seconds=10_000)
+    assert found.calls.rollout_id == ["ro-1"]
+
+
 def test_a_conversation_is_found_by_its_index(engine: TraceStore) -> None:
     engine.command(
         "INSERT INTO otel.otel_traces (Timestamp, TraceId, SpanId, SpanName, RolloutId, SequenceId, SpanAttributes) "
