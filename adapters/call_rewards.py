@@ -9,7 +9,6 @@ from __future__ import annotations
 
 import bisect
 import math
-from collections import Counter
 from typing import Any
 
 import numpy as np
@@ -52,14 +51,3 @@ def call_rewards(traces: Traces, batch: TrajectoryBatch, reward_name: str | None
                 evaluated = called.get((key, reward.span_id)) or called.get((key, reward.response_id)) or []
                 found[evaluated] = reward.value if is_usable(reward.value) else math.nan
     return found
-
-
-def discounted(batch: TrajectoryBatch, discount: float) -> NDArray[np.float32]:
-    """Discount the rewards from the last call of each attempt back to its first; rows must be in the order of the calls."""
-    later: Counter[AttemptKey] = Counter()
-    factors = np.ones(len(batch), np.float32)
-    for place in range(len(batch) - 1, -1, -1):
-        key = (batch.rollout_id[place], batch.attempt_id[place])
-        factors[place] = discount ** later[key]
-        later[key] += 1
-    return batch.reward * factors

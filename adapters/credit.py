@@ -16,7 +16,7 @@ the others: they are part of the environment.
 4. Of several rewards in one span with the same earners the last counts, as for the reward of an attempt. Thus a reward that was corrected,
    or both emitted and returned, counts once.
 
-An attempt whose only reward came after its last call has this reward as the return of each call, as in GRPO, with a discount of 1.
+An attempt whose only reward is its own, and came after its last call, has it as the return of each call, as in GRPO, with a discount of 1.
 """
 
 from __future__ import annotations
@@ -272,9 +272,9 @@ class Rule:
     """How the returns of calls are computed and compared."""
 
     returns: Literal["final", "to_go"] | Function = "to_go"
-    """`final`: each call has the reward of its attempt."""
+    """`final`: each call has the reward of its attempt, as if all had earned it."""
     discount: float = 1.0
-    """Of `to_go`."""
+    """Not of a function."""
     states: bool = False
     """Compare attempts as a whole, and calls with those of the same state (`by_state`); else calls with those at the same place."""
     state_weight: float = 1.0
@@ -305,12 +305,13 @@ def call_returns(
     discount: float,
     reward_name: str | None = None,
     *,
+    returns: Literal["final", "to_go"] = "to_go",
     agent_match: str | None = None,
     permuted: Callable[[list[float]], list[float]] | None = None,
 ) -> NDArray[np.float64]:
-    """Return the return of each entry of TrajectoryBatch.rows.values by `to_go`, without any comparison; arguments as those of `credit`."""
+    """Return the return of each entry of TrajectoryBatch.rows.values, without any comparison; arguments as those of Rule and `credit`."""
     alone = np.unique(batch.rollout_id, return_inverse=True)[1]
-    rule = Rule("to_go", discount)
+    rule = Rule(returns, discount)
     return credit(traces, batch, alone, rule, reward_name=reward_name, agent_match=agent_match, permuted=permuted).returns
 
 
@@ -374,7 +375,7 @@ def _permuted(trees: Mapping[AttemptKey, AttemptTree], permuted: Callable[[list[
 
 def _returns(tree: AttemptTree, rule: Rule, key: AttemptKey) -> NDArray[np.float64]:
     if isinstance(rule.returns, str):
-        return to_go(tree, rule.discount if rule.returns == "to_go" else 1.0)
+        return to_go(tree, rule.discount)
     name = getattr(rule.returns, "__qualname__", repr(rule.returns))
     try:
         found = np.asarray(list(rule.returns(tree)), np.float64)

@@ -18,7 +18,7 @@ from typing import Any, Final, NamedTuple, cast
 import numpy as np
 from numpy.typing import NDArray
 
-from agl_otel.adapters.call_rewards import call_rewards, discounted
+from agl_otel.adapters.call_rewards import call_rewards
 from agl_otel.adapters.chats import CHAT_REFUSALS, conversations, unfit
 from agl_otel.adapters.credit import call_returns
 from agl_otel.adapters.lengths import LENGTH_REFUSALS, limit_lengths, pick
@@ -76,9 +76,9 @@ class Reading:
     call_rewards: bool = False
     """Take a call's own reward (call_rewards.py), not its attempt's; calls without one get `fill_reward`, or count as `no_call_reward`."""
     discount: float | None = None
-    """Multiply the attempt's reward by this once for each later call of the attempt; with `returns`, of those."""
+    """Multiply the attempt's reward by this once for each later call of the attempt; with `returns`, not this but the rewards in those."""
     returns: bool = False
-    """Add what each call has earned of the rewards along the span tree (credit.py): `returns`, one for each call of the row, and the same
+    """Add what each call receives of the rewards along the span tree (credit.py): `returns`, one for each call of the row, and the same
     for each token: `token_returns`, in `sft` and `tinker` `weights`."""
     max_prompt_tokens: int | None = None
     max_response_tokens: int | None = None
@@ -95,6 +95,11 @@ class Reading:
             value: float | None = getattr(self, name)
             if value is not None and not math.isfinite(value):
                 raise UsageError(f"{name} is {value}: a finite number is needed")
+        if self.discount is not None and not 0 <= self.discount <= 1:
+            raise UsageError(f"discount is {self.discount:g}: give a number from 0 to 1, with which earlier calls count less, or as much")
+        for name in ("max_prompt_tokens", "max_response_tokens"):
+            if (most := getattr(self, name)) is not None and most < 1:
+                raise UsageError(f"{name} is {most}: give a positive number, or leave it out")
         check_selection(self.top_fraction, self.best_of_group)
         if self.rubric is not None and (self.reward is not None or self.reward_function):
             raise UsageError("a rubric, the name of a reward and a function each say what the reward is: give one of them")
@@ -165,7 +170,8 @@ def _rewards(function: Callable[[list[Span]], float | None], spans: Sequence[Spa
     for key, own in by_attempt(spans).items():
         value = _called(function, "reward function", own)
         if value is not None:
-            rewards[key] = [Reward(own[-1].sequence_id, own[-1].span_id, 0, "primary", float(value))]
+            after = max(span.sequence_id for span in own) + 1  # it is of the attempt as a whole
+            rewards[key] = [Reward(after, "", 0, "primary", float(value))]
     return rewards
 
 
@@ -228,7 +234,10 @@ def _batch(reading: Reading, traces: Traces) -> TrajectoryBatch:
         batch = _selected(reading, traces, batch)
     if reading.call_rewards:
         return _by_own_reward(reading, traces, batch)
-    return batch if reading.discount is None or reading.returns else replace(batch, reward=discounted(batch, reading.discount))
+    if reading.discount is None or reading.returns:
+        return batch
+    of_calls = call_returns(traces, batch, reading.discount, returns="final", agent_match=reading.agent_match)
+    return replace(batch, reward=of_calls.astype(np.float32))
 
 
 def _by_own_reward(reading: Reading, traces: Traces, batch: TrajectoryBatch) -> TrajectoryBatch:

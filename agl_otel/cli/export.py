@@ -86,8 +86,12 @@ _READING_OPTIONS: Final = tuple(each.name for each in fields(Reading))
 @click.option(
     "--call-rewards", is_flag=True, default=None, help="With --by-call: use the reward that the agent gave a call, not its attempt's."
 )
-@click.option("--discount", type=Finite(), help="With --by-call: factor on the reward for each later call of the attempt.  [default: 1]")
-@click.option("--returns", is_flag=True, default=None, help="Add what each call has earned of all rewards of its attempt, with --discount.")
+@click.option(
+    "--discount",
+    type=Finite(0, 1),
+    help="With --by-call or --returns: factor on a reward for each later call.  [default: 1]",
+)
+@click.option("--returns", is_flag=True, default=None, help="Add each call's return: what it receives of all rewards of its attempt.")
 @click.option("--max-prompt-tokens", type=Whole(1), help="Refuse longer prompts.")
 @click.option("--max-response-tokens", type=Whole(1), help="Truncate longer responses.")
 @click.option("--adapter", metavar="FUNCTION", help="Instead of --as: a function from an attempt's spans to rows.")

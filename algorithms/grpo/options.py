@@ -383,11 +383,11 @@ class Advantages:
     """What each call has of the rewards of its attempt, and what that is compared with (credit.md)."""
 
     credit: Credit = "final"
-    """"final": every call has the reward of its attempt. "to_go": the rewards that came after it, on any span of the attempt, compared with
-    those of the group's other attempts at the same call. "states": GiGPO (arXiv:2505.10978), where calls of a group with equal prompts,
-    token for token, are compared, too. A function, as "file.py:name", that returns the return of each call of an attempt."""
+    """"final": every call has the reward of its attempt. "to_go": its return, what it receives of the rewards on all spans of the attempt,
+    compared with those of the group's other attempts at the same call. "states": GiGPO (arXiv:2505.10978), where calls of a group with
+    equal prompts, token for token, are compared, too. A function, as "file.py:name", that returns the return of each call of an attempt."""
     discount: Discount = 1.0
-    """With "to_go" and "states": a reward counts for each call this many times as much as for the next one that it belongs to."""
+    """With "to_go" and "states": a factor on a reward for each later call that receives it, too."""
     state_weight: StateWeight = 1.0
     """With "states": the weight of the advantages by state (omega in GiGPO, eq. 8)."""
     agent_baselines: bool = False

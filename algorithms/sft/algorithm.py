@@ -318,16 +318,16 @@ class SFT(SFTOptions, Algorithm):
         return pick(batch, np.array([place for place, key in enumerate(keys) if key not in out], np.int64))
 
     def _rows(self, traces: Traces, chosen: TrajectoryBatch) -> list[Row]:
-        """Return the rows to train on; none if no call has earned anything."""
+        """Return the rows to train on; none if no call has a return above 0."""
         if self.credit == "final" or not len(chosen):
             return rows_of(chosen)
         source = random.Random(f"{self.seed}/shuffle/{self._number}/calls")
         permuted = (lambda values: source.sample(values, len(values))) if self.shuffle_rewards else None
-        earned = np.maximum(call_returns(traces, chosen, self.discount, agent_match=self.agent_match, permuted=permuted), 0.0)
-        if not earned.any():
-            _logger.warning('round %d changes no weights: no call has earned a reward above 0 (credit = "to_go")', self._number)
+        returns = np.maximum(call_returns(traces, chosen, self.discount, agent_match=self.agent_match, permuted=permuted), 0.0)
+        if not returns.any():
+            _logger.warning('round %d changes no weights: no call has a return above 0 (credit = "to_go")', self._number)
             return []
-        return rows_of(chosen, spread(traces.calls, chosen.rows, earned))
+        return rows_of(chosen, spread(traces.calls, chosen.rows, returns))
 
     async def _corrected(self, store: RolloutStore, traces: Traces, refused: Counter[str]) -> list[tuple[AttemptKey, Row]]:
         """Return the rows of corrections, each with its attempt; count those that become none."""

@@ -18,6 +18,7 @@ from agl_otel.algorithms.offline import check_offline
 from agl_otel.algorithms.options import (
     AgentMatch,
     Device,
+    Discount,
     FillReward,
     LearningRate,
     MaxGradNorm,
@@ -68,11 +69,11 @@ class SFTOptions:
     by_call: bool = False
     """Train on each call separately, with its whole prompt, instead of on conversations."""
     credit: Literal["final", "to_go"] = "final"
-    """What the tokens of a call weigh in the loss. "final": all the same. "to_go": what the call has earned of the rewards along the span
-    tree (docs/credit.md), as in reward-weighted regression (Peters & Schaal, ICML 2007); a call that has earned nothing, or less, is not
-    learnt from."""
-    discount: Annotated[float, Field(ge=0, le=1, description="it weakens later rewards")] = 1.0
-    """Of `to_go`: a factor on a reward for each call between it and the one that it is for."""
+    """What the tokens of a call weigh in the loss. "final": all the same. "to_go": the call's return, what it receives of the rewards along
+    the span tree (docs/credit.md), as in reward-weighted regression (Peters & Schaal, ICML 2007); a call whose return is 0, or less, is
+    not learnt from."""
+    discount: Discount = 1.0
+    """Of `to_go`: a factor on a reward for each later call that receives it, too."""
     epochs: Annotated[int, Field(ge=1, le=10_000, description="a round without a pass trains nothing")] = 4
     """Passes over the selected attempts."""
     batch_rows: Annotated[int, Field(ge=1, le=100_000, description="a batch has at least one row")] = 16

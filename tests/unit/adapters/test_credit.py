@@ -24,9 +24,10 @@ from agl_otel.adapters.credit import (
     state_groups,
     to_go,
 )
-from agl_otel.adapters.records import to_transitions
+from agl_otel.adapters.records import Functions, Reading, rows_of, to_transitions
 from agl_otel.adapters.trajectories import to_trajectories
 from agl_otel.errors import AgentError
+from agl_otel.types import Span
 from agl_otel.types.columns import Reward, SpanColumns, Traces
 from agl_otel_hook import conventions
 from tests.unit.adapters.conftest import CallRow, TracesBuilder
@@ -323,3 +324,15 @@ def test_group_advantages_keep_the_dtype_and_are_0_without_a_difference() -> Non
     for kind in (np.float32, np.float64):
         found = group_advantages(np.array([1, 1, 3, 4, 4], kind), np.array([0, 0, 2, 1, 1]))
         assert found.dtype == kind and not found.any()
+
+
+def test_the_reward_of_a_users_function_is_of_the_whole_attempt() -> None:
+    spans = {"root": ("", 99), "a": ("root", 30), "b": ("root", 31), "a1": ("a", 1), "b1": ("b", 2), "a2": ("a", 3), "b2": ("b", 4)}
+    made = tree(spans, ["a1", "b1", "a2", "b2"])
+    traces = columns_of({"ro-1": made}, {"ro-1": [[1], [2], [3], [4]]}, {"ro-1": "1"})
+    own = [
+        Span.model_construct(rollout_id="ro-1", attempt_id="at-1", span_id=each, sequence_id=number) for each, (_, number) in spans.items()
+    ]
+    reading = Reading(form="transitions", returns=True, reward_function="mine.py:rate")
+    rows = rows_of(reading, traces, own, Functions(reward=lambda _: 1.0)).rows
+    assert [row["returns"] for row in rows] == [[1.0]] * 4, "although the last span is a sub-agent's"

@@ -14,6 +14,7 @@ from agl_otel.adapters.records import FORMS, TOKEN_FORMS, Reading, rows_of
 from agl_otel.adapters.selection import left_out, task_key
 from agl_otel.errors import UsageError
 from agl_otel.types import Rollout
+from agl_otel.types.columns import Reward
 from tests.unit.adapters.spans import proxy_call
 from tests.unit.adapters.test_texts import text, texts
 
@@ -87,6 +88,30 @@ def test_a_reward_is_discounted_over_the_calls_of_its_rollout(turns: Any) -> Non
     for wrong in (Reading, lambda **given: Reading(form="openai", by_call=True, **given)):
         with pytest.raises(UsageError, match="add by_call"):
             wrong(discount=0.5)
+
+
+def test_a_discount_counts_calls_as_returns_do(traces: Any, row: Any) -> None:
+    """Not rows: a call has several choices, or is refused for its length; nor in the order of processes."""
+    traces.rewards = {("ro-1", "at-1"): [Reward(99, "", 0, "primary", 1.0)]}
+    built = traces.build(
+        row(call=1, process="m1", prompt=[1], response=[2]),
+        row(call=1, choice=1, process="m1", prompt=[1], response=[3]),
+        row(call=2, process="m1", prompt=[4], response=[5]),
+        row(call=1, process="m2", prompt=[6], response=[7]),
+        row(call=2, process="m2", prompt=[8, 8], response=[9]),
+    )
+    built.calls.sequence[:] = [1, 1, 3, 2, 4]
+    found = rows_of(Reading(form="transitions", discount=0.5, max_prompt_tokens=1), built)
+    assert {tuple(each["response_ids"]): each["reward"] for each in found.rows} == {(2,): 0.125, (3,): 0.125, (5,): 0.5, (7,): 0.25}
+    returns = rows_of(Reading(form="transitions", discount=0.5, max_prompt_tokens=1, returns=True), built)
+    assert [each["returns"] for each in returns.rows] == [[each["reward"]] for each in found.rows]
+    assert {each["reward"] for each in returns.rows} == {1.0}
+
+
+@pytest.mark.parametrize("given", [{"discount": -0.5}, {"discount": 1.5}, {"max_prompt_tokens": 0}, {"max_response_tokens": -1}])
+def test_numbers_out_of_bounds_are_named(given: dict[str, Any]) -> None:
+    with pytest.raises(UsageError, match=f"{next(iter(given))} is "):
+        Reading(form="transitions", **given)
 
 
 def test_an_attempt_is_chosen_whole_and_its_rows_are_counted(turns: Any) -> None:

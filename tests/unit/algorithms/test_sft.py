@@ -122,7 +122,7 @@ def test_with_credit_the_tokens_of_a_call_weigh_what_it_earned(tmp_path: Path, c
     sft = SFT(model_dir=tmp_path, model_server_url="http://127.0.0.1:1", credit="to_go", discount=0.5, top_fraction=1.0)
     traces = rewarded(1.0, 2.0, -8.0)
     rows = sft._rows(traces, to_trajectories(traces))  # pyright: ignore[reportPrivateUsage]
-    assert rows == [] and "changes no weights: no call has earned a reward above 0" in caplog.text  # 1 + 2/2 - 8/4 = 0, 2 - 8/2, -8
+    assert rows == [] and "changes no weights: no call has a return above 0" in caplog.text  # 1 + 2/2 - 8/4 = 0, 2 - 8/2, -8
     traces = rewarded(1.0, 2.0, -2.0)
     rows = sft._rows(traces, to_trajectories(traces))  # pyright: ignore[reportPrivateUsage]
     assert sorted(row.weights for row in rows) == [[0.0], [1.5, 1.5, 1.0]], "1 + 2/2 - 2/4 for both tokens, 2 - 2/2, and -2"
