@@ -86,11 +86,7 @@ _READING_OPTIONS: Final = tuple(each.name for each in fields(Reading))
 @click.option(
     "--call-rewards", is_flag=True, default=None, help="With --by-call: use the reward that the agent gave a call, not its attempt's."
 )
-@click.option(
-    "--discount",
-    type=Finite(0, 1),
-    help="With --by-call or --returns: factor on a reward for each later call.  [default: 1]",
-)
+@click.option("--discount", type=Finite(0, 1), help="With --by-call or --returns: factor on a reward for each later call.  [default: 1]")
 @click.option("--returns", is_flag=True, default=None, help="Add each call's return: what it receives of all rewards of its attempt.")
 @click.option("--max-prompt-tokens", type=Whole(1), help="Refuse longer prompts.")
 @click.option("--max-response-tokens", type=Whole(1), help="Truncate longer responses.")

@@ -151,15 +151,16 @@ class ServedWeights(Production):
         process = self._servers[slot].process
         assert process is not None, "it was started"
         code = await process.wait()
-        if slot == self._slot and not self.failed.done():
-            self.failed.set_exception(
-                ModelServerError(f"the {process.name} ended with exit code {code}; its log is {process.log}. {process.log_end()}")
-            )
+        if slot == self._slot:
+            self._fail(f"the {process.name} ended with exit code {code}; its log is {process.log}. {process.log_end()}")
 
     def _lost(self, error: UnavailableError) -> None:
         """Fail before a canary is taken for dead: it ends with the promoted weights' server."""
+        self._fail(f"the model servers have ended: {error}")
+
+    def _fail(self, why: str) -> None:
         if not self.failed.done():
-            self.failed.set_exception(ModelServerError(f"the model servers have ended: {error}"))
+            self.failed.set_exception(ModelServerError(why))
 
     def _retire(self, slot: int) -> None:
         """End a server, if there is one, when nobody asks it any more and what it was asked is answered."""
