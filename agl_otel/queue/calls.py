@@ -121,41 +121,41 @@ class Calls:
 
     async def call(self, method: str, request: object, answer: type[T], *, extra_seconds: float = 0.0) -> T:
         """Make a unary call; `extra_seconds` (a long poll's wait) extends the deadline. Raises the AglError of its status."""
-        tries = self._tries()
+        tries = None
         while True:
             try:
                 reply = await getattr(self.stub, method)(request, timeout=self._timeout_seconds + extra_seconds, metadata=self._metadata)
                 assert isinstance(reply, answer)
                 return reply
             except grpc.aio.AioRpcError as error:
-                await self._pause(tries, error)
+                tries = await self._pause(tries, error)
 
     async def stream(self, method: str, request: Callable[[], object], answer: type[T]) -> AsyncIterator[T]:
         """Make a streaming call; after a lost connection make it again with a new `request()`."""
-        tries = self._tries()
+        tries = None
         while True:
             try:
                 async for reply in getattr(self.stub, method)(request(), metadata=self._metadata):
                     assert isinstance(reply, answer)
-                    tries = self._tries()
+                    tries = None
                     yield reply
                 return
             except grpc.aio.AioRpcError as error:
-                await self._pause(tries, error)
+                tries = await self._pause(tries, error)
 
     async def collect(self, method: str, request: object, answer: type[T], take: Callable[[T], R]) -> list[R]:
         """Make a streaming call and return `take` of each reply. After a lost connection it starts over.
 
         The timeout applies to each reply.
         """
-        tries = self._tries()
+        tries = None
         while True:
             try:
                 return await self._read_all(getattr(self.stub, method)(request, metadata=self._metadata), answer, take)
             except TimeoutError:
                 raise UnavailableError(_LATE.format(self.address)) from None
             except grpc.aio.AioRpcError as error:
-                await self._pause(tries, error)
+                tries = await self._pause(tries, error)
 
     async def _read_all(self, replies: AsyncIterable[object], answer: type[T], take: Callable[[T], R]) -> list[R]:
         taken: list[R] = []
@@ -166,15 +166,14 @@ class Calls:
                 patience.reschedule(asyncio.get_running_loop().time() + self._timeout_seconds)
         return taken
 
-    def _tries(self) -> Tries:
-        return Tries(QUICK, seconds=self._retry_seconds)
-
-    async def _pause(self, tries: Tries, error: grpc.aio.AioRpcError) -> None:
-        """Wait before the next try; raise the AglError for `error` if a retry is useless or time is up."""
+    async def _pause(self, tries: Tries | None, error: grpc.aio.AioRpcError) -> Tries:
+        """Wait before the next of `tries`, which the first failure begins; raise the AglError for `error` if they are useless or over."""
+        tries = tries or Tries(QUICK, seconds=self._retry_seconds)
         passing = error.code() in _AWAY and _HTTP1 not in (error.details() or "")
         if not passing or (seconds := tries.pause()) is None:
             raise translated(error, self.address, self._token, secure=self.trust.uses_tls(self.address)) from None
         await asyncio.sleep(seconds)
+        return tries
 
 
 def translated(error: grpc.aio.AioRpcError, address: str, token: str, *, secure: bool) -> AglError:

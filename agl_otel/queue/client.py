@@ -54,7 +54,7 @@ _RESOURCES: TypeAdapter[NamedResources] = TypeAdapter(NamedResources)
 class QueueClient:
     """A client of the queue at `address` (host:port, or https://host:port for TLS; see tls.py for `trust`).
 
-    `timeout_seconds` bounds each try of a call, `retry_seconds` all tries together.
+    `timeout_seconds` bounds each try of a call; the last one begins at most `retry_seconds` after the first has failed.
     """
 
     def __init__(
@@ -241,7 +241,8 @@ class QueueClient:
             rollouts = [convert.rollout_from_pb(rollout) for rollout in answer.rollouts]
             for rollout in rollouts:
                 open_ids.pop(rollout.rollout_id, None)
-            yield rollouts
+            if rollouts:
+                yield rollouts
 
     async def delete(self, rollout_ids: Sequence[str]) -> int:
         """Delete rollouts and everything that the queue stores about them; return how many existed."""

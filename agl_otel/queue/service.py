@@ -159,7 +159,7 @@ class QueueService:
             return await _abort(context, error)
 
     async def Wait(self, request: pb.WaitRequest, context: Context) -> AsyncIterator[pb.Rollouts]:  # noqa: N802 - the wire's name
-        """Stream rollouts as they finish."""
+        """Stream rollouts as they finish; the first answer may be empty, and tells the client that somebody listens."""
         ids = [*dict.fromkeys(request.rollout_ids)]
         settled_ids = self._waiters.listen(ids)
         try:
@@ -305,7 +305,7 @@ class QueueService:
     async def _finished(
         self, ids: Sequence[str], settled_ids: asyncio.Queue[str], timeout: float | None
     ) -> AsyncIterator[list[pb.Rollout]]:
-        """Yield these rollouts as they finish, until none is open or `timeout` seconds have passed."""
+        """Yield those that have finished, if only none, then others as they do, until none is open or `timeout` seconds have passed."""
         deadline = None if timeout is None else asyncio.get_running_loop().time() + timeout
         open_ids = set(ids)
         asked: Sequence[str] = ids
@@ -315,7 +315,7 @@ class QueueService:
             known = {rollout.rollout_id for rollout in rollouts}
             open_ids -= {rollout_id for rollout_id in asked if rollout_id not in known}
             open_ids -= {rollout.rollout_id for rollout in finished}
-            if finished:
+            if finished or asked is ids:  # the first answer
                 yield finished
             asked = []
             while open_ids and not asked:

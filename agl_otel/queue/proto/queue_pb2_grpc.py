@@ -208,7 +208,8 @@ class QueueServicer(object):
         raise NotImplementedError('Method not implemented!')
 
     def Wait(self, request, context):
-        """Streams rollouts as they finish; ends when all have, or after `timeout_seconds`. Unknown ids are left out.
+        """Streams rollouts as they finish; ends when all have, or after `timeout_seconds`. Unknown ids are left out. The first message comes at
+        once, and is empty where none has finished.
         """
         context.set_code(grpc.StatusCode.UNIMPLEMENTED)
         context.set_details('Method not implemented!')

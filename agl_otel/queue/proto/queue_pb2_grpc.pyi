@@ -52,7 +52,9 @@ class QueueStub:
     UpdateAttempts: _grpc.UnaryUnaryMultiCallable[_queue_pb2.UpdateAttemptsRequest, _queue_pb2.Attempts]
     """A terminal status ends the attempt."""
     Wait: _grpc.UnaryStreamMultiCallable[_queue_pb2.WaitRequest, _queue_pb2.Rollouts]
-    """Streams rollouts as they finish; ends when all have, or after `timeout_seconds`. Unknown ids are left out."""
+    """Streams rollouts as they finish; ends when all have, or after `timeout_seconds`. Unknown ids are left out. The first message comes at
+    once, and is empty where none has finished.
+    """
     Delete: _grpc.UnaryUnaryMultiCallable[_queue_pb2.DeleteRequest, _queue_pb2.DeleteResponse]
     QueryRuns: _grpc.UnaryUnaryMultiCallable[_queue_pb2.QueryRunsRequest, _queue_pb2.Runs]
     """Rollouts by run: what `metadata.run` names, else the set of resources that they run with."""
@@ -97,7 +99,9 @@ class QueueAsyncStub(QueueStub):
     UpdateAttempts: _aio.UnaryUnaryMultiCallable[_queue_pb2.UpdateAttemptsRequest, _queue_pb2.Attempts]  # type: ignore[assignment]
     """A terminal status ends the attempt."""
     Wait: _aio.UnaryStreamMultiCallable[_queue_pb2.WaitRequest, _queue_pb2.Rollouts]  # type: ignore[assignment]
-    """Streams rollouts as they finish; ends when all have, or after `timeout_seconds`. Unknown ids are left out."""
+    """Streams rollouts as they finish; ends when all have, or after `timeout_seconds`. Unknown ids are left out. The first message comes at
+    once, and is empty where none has finished.
+    """
     Delete: _aio.UnaryUnaryMultiCallable[_queue_pb2.DeleteRequest, _queue_pb2.DeleteResponse]  # type: ignore[assignment]
     QueryRuns: _aio.UnaryUnaryMultiCallable[_queue_pb2.QueryRunsRequest, _queue_pb2.Runs]  # type: ignore[assignment]
     """Rollouts by run: what `metadata.run` names, else the set of resources that they run with."""
@@ -187,7 +191,9 @@ class QueueServicer(metaclass=_abc_1.ABCMeta):
         request: _queue_pb2.WaitRequest,
         context: _ServicerContext,
     ) -> _typing.Union[_abc.Iterator[_queue_pb2.Rollouts], _abc.AsyncIterator[_queue_pb2.Rollouts]]:
-        """Streams rollouts as they finish; ends when all have, or after `timeout_seconds`. Unknown ids are left out."""
+        """Streams rollouts as they finish; ends when all have, or after `timeout_seconds`. Unknown ids are left out. The first message comes at
+        once, and is empty where none has finished.
+        """
 
     @_abc_1.abstractmethod
     def Delete(

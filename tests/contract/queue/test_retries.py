@@ -178,6 +178,36 @@ async def test_a_queue_that_breaks_calls_off_as_it_ends_is_away() -> None:
     assert calls > 1, "a call that was broken off is made again"
 
 
+async def test_the_first_answer_of_a_wait_comes_at_once(queue: LocalQueue, calls: Calls) -> None:
+    [started] = await queue.client.start([EnqueueRolloutRequest(input=1)])
+    answers = calls.stream("Wait", lambda: pb.WaitRequest(rollout_ids=[started.rollout_id]), pb.Rollouts)
+    async with asyncio.timeout(60):
+        assert not (await anext(answers)).rollouts
+
+
+async def test_a_wait_outlives_queues_that_end_long_after_it_began() -> None:
+    ended = 0
+
+    async def wait(request: bytes, context: Any) -> AsyncIterator[bytes]:
+        nonlocal ended
+        yield b""  # as the queue does where no rollout has finished
+        if ended < 3:
+            ended += 1
+            await asyncio.sleep(0.2)  # longer than the client tries again
+            await context.abort(grpc.StatusCode.UNAVAILABLE, "stopping")
+        yield pb.Rollouts(rollouts=[pb.Rollout(rollout_id="mine", input_json="1", status="succeeded")]).SerializeToString()
+
+    server = grpc.aio.server()
+    handler: Any = grpc.unary_stream_rpc_method_handler(wait)
+    server.add_generic_rpc_handlers([grpc.method_handlers_generic_handler("agl.queue.v1.Queue", {"Wait": handler})])
+    address = f"127.0.0.1:{server.add_insecure_port('127.0.0.1:0')}"
+    await server.start()
+    async with QueueClient(address, retry_seconds=0.1) as client:
+        found = [[rollout.rollout_id for rollout in finished] async for finished in client.wait(["mine"])]
+    await server.stop(None)
+    assert (found, ended) == ([["mine"]], 3)
+
+
 async def test_a_queue_with_a_token_answers_only_callers_with_it(queue_url: str) -> None:
     async with LocalQueue(queue_url, token="s3cret") as queue:
         assert await queue.client.enqueue([EnqueueRolloutRequest(input=1)])
