@@ -8,10 +8,12 @@ from __future__ import annotations
 
 import argparse
 import asyncio
+import contextlib
 import json
 import os
 import random
 import time
+import uuid
 from pathlib import Path
 from typing import Any
 
@@ -84,12 +86,14 @@ class Product:
         return [{"source": "users", "value": float(good), **({} if good else {"correction": self.wanted(number)})}]
 
     async def send(self, verdict: dict[str, Any]) -> None:
-        """Send a verdict. Its conversation is known once one of its spans is stored."""
+        """Send a verdict, until it is stored; sent twice, it is the same. Its conversation is known once one of its spans is stored."""
+        known = {"id": str(uuid.uuid4()), **verdict}
         while True:
-            async with self.session.post(f"{WEB}/v1/agl/feedback", json=verdict) as answer:
-                if answer.status != 404:
-                    answer.raise_for_status()
-                    return
+            with contextlib.suppress(aiohttp.ClientConnectionError):  # the stack is restarted
+                async with self.session.post(f"{WEB}/v1/agl/feedback", json=known) as answer:
+                    if answer.status not in (404, 503):
+                        answer.raise_for_status()
+                        return
             await asyncio.sleep(1.0)
 
     def note(self, book: str, **facts: Any) -> None:
