@@ -41,17 +41,14 @@ from agl_otel.jobs.improve_evidence import Evidence, arms_since, judged_update
 from agl_otel.jobs.improve_options import NO_IMPROVE, SEARCHES
 from agl_otel.jobs.improve_progress import TOLD_SECONDS, WAITS_FIRST, Progress, canary_waits, window_waits
 from agl_otel.jobs.job import Job
-from agl_otel.jobs.production import Production
+from agl_otel.jobs.production import Production, patiently
 from agl_otel.jobs.run import JobRun, unless_failed
-from agl_otel.service.retry import retry
 from agl_otel.store import Store
 from agl_otel.store.selections import MOST
 from agl_otel.types import ADOPTED, AttemptedRollout, Rollout, TrainingStage, TrainingStep
 from agl_otel.types.selections import Selected
 
 POLL_SECONDS: Final = 1.0
-AWAY_SECONDS: Final = 120.0
-"""How long a stack may be away while the loop waits for attempts or for the users of a canary."""
 KEPT_MODELS: Final = 2
 """The promoted weights, and those before."""
 LARGE: Final = ("checkpoints", "weights", "rounds", "policy")
@@ -293,7 +290,8 @@ class Improvement(JobRun):
                 told = time.time()
             await asyncio.sleep(max(POLL_SECONDS, 10 * (time.monotonic() - began)))  # a long history is read more rarely
         made = {"by": f"improve {self.run_id}", "cycle": cycle.number, "sources": self._sources}
-        kept = await self._plain.put_selection(self.run_id, [_selected(each) for each in ready if each.rollout_id in learnt], made)
+        selected = [_selected(each) for each in ready if each.rollout_id in learnt]
+        kept = await self._patiently(lambda: self._plain.put_selection(self.run_id, selected, made))
         self._say(f"cycle {cycle.number}: {len(ready)} rated attempts ({kept.selection}); {len(fresh) - len(ready)} have no reward")
         return {
             "selection": kept.selection,
@@ -310,18 +308,18 @@ class Improvement(JobRun):
         unknown = [each.rollout_id for each in rollouts if each.rollout_id not in known]
         return await self._patiently(lambda: self._plain.rewarded(unknown, sources)) if unknown else set()
 
-    async def _patiently(self, read: Callable[[], Awaitable[T]]) -> T:
-        """Await `read()`; try again for AWAY_SECONDS where the stack is away, as while it is restarted."""
-        return await retry(read, seconds=AWAY_SECONDS, first_failure=lambda error: self._say(f"waiting for the stack: {error}"))
+    async def _patiently(self, work: Callable[[], Awaitable[T]]) -> T:
+        """Await `work()`, and begin it again where the stack was away, as while it is restarted."""
+        return await patiently(work, lambda error: self._say(f"waiting for the stack: {error}"))
 
     async def _update(self, cycle: CycleFolder) -> dict[str, Any]:
         """Learn from the window; an error of agents, graders or models ends the cycle, and not the command."""
         window = cycle.of("window")
-        if (await self._plain.selection(window["selection"])).digest != window["digest"]:
+        if (await self._patiently(lambda: self._plain.selection(window["selection"]))).digest != window["digest"]:
             raise DataError(f"the selection {window['selection']} is not the one that cycle {cycle.number} began with")
         await self.production.settle()
         try:
-            return await self._learnt(cycle)
+            return await self._patiently(lambda: self._learnt(cycle))
         except (
             AgentError,
             DataError,
@@ -340,7 +338,7 @@ class Improvement(JobRun):
         update = cycle.of("update")
         if not update["weights"]:
             return {"why": ["update_failed" if update.get("error") else "no_new_weights"]}
-        found = await self._evidence(cycle)
+        found = await self._patiently(lambda: self._evidence(cycle))
         gate = judged_update(self._rules(), before=update["before"], after=update["after"], found=found, first=self._first_rated())
         self._say(
             f"cycle {cycle.number}: held-out {gate['held_out']['before']:.3f} -> {gate['held_out']['after']:.3f}"
@@ -436,7 +434,7 @@ class Improvement(JobRun):
             metrics=cycle.metrics(),
             attempts=[(rollout_id, "") for rollout_id in window["rollout_ids"]],
         )
-        await self._plain.record_step(step)
+        await self._patiently(lambda: self._plain.record_step(step))
 
     async def _record_stage(self, cycle: CycleFolder, name: str, facts: dict[str, Any], figures: dict[str, Any]) -> None:
         """Record a stage, or a step of a canary, that has ended as a span below the cycle's: so the history shows a cycle under way."""

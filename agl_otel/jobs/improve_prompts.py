@@ -64,7 +64,7 @@ class PublishedPrompts(Production):
         """Withdraw a canary that nobody would watch any more."""
         if self._canary:
             with contextlib.suppress(AglError):
-                await self.publish()
+                await self._publish()
         await super().close()
 
 

@@ -7,16 +7,24 @@ nothing, so what was interrupted can be repeated.
 from __future__ import annotations
 
 import asyncio
+import logging
+import time
+from collections.abc import Awaitable, Callable
 from pathlib import Path
-from typing import ClassVar, Final
+from typing import ClassVar, Final, TypeVar
 
-from agl_otel.errors import ConflictError, UsageError
+from agl_otel.errors import ConflictError, UnavailableError, UsageError
+from agl_otel.service.retry import QUICK, Tries
 from agl_otel.store import Store
 from agl_otel.types import NamedResources, PromptTemplate, ResourcesUpdate
 from agl_otel.types.resources import OWNER, shares_in
 
 PROMOTED: Final = "promoted"
 """The resource name of the LLM that answers all conversations but a canary's."""
+AWAY_SECONDS: Final = 120.0
+"""How long a stack may be away, as while it is restarted."""
+_log = logging.getLogger(__name__)
+T = TypeVar("T")
 
 
 class Production:
@@ -101,12 +109,37 @@ class Production:
 
     async def publish(self, canary: str = "", share: float = 0.0) -> None:
         """Say who answers whom: the canary under this name its share of the conversations, the promoted all others."""
+        waits = f"the set {self._resources_id} waits for the stack: %s"
+        await patiently(lambda: self._publish(canary, share), lambda error: _log.warning(waits, error))
+
+    async def _publish(self, canary: str = "", share: float = 0.0) -> None:
         now = await self.current()
         wanted = {**self._resources(canary, share), OWNER: PromptTemplate(template=self._owner, engine="jinja")}
         if now is None or now.resources != wanted:
             now = await self._store.publish(wanted, resources_id=self._resources_id, aside=True)
         self.version, self._canary = str(now.version), canary
         self._published = True
+
+
+async def patiently(
+    work: Callable[[], Awaitable[T]],
+    on_away: Callable[[UnavailableError], object],
+    *,
+    clock: Callable[[], float] = time.monotonic,
+) -> T:
+    """Await `work()`, and begin it again where the stack was away; raise the error where it stays away for AWAY_SECONDS."""
+    tries: Tries | None = None
+    while True:
+        began = clock()
+        try:
+            return await work()
+        except UnavailableError as error:
+            if tries is None or clock() - began > AWAY_SECONDS:  # the stack was back meanwhile
+                tries = Tries(QUICK, seconds=AWAY_SECONDS, clock=clock)
+                on_away(error)
+            if (pause := tries.pause()) is None:
+                raise
+        await asyncio.sleep(pause)
 
 
 def _owner_of(update: ResourcesUpdate) -> str:

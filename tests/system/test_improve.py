@@ -41,8 +41,8 @@ BETTER = {"improve.attempts": "256", "algorithm.updates_per_step": "4"}
         pytest.param(("window", "run", "update", "gate", "canary_begun", "canary", "verdict"), id="all", marks=pytest.mark.long),
     ],
 )
-def test_users_get_better_answers_although_stages_are_killed(tmp_path: Path, stages: tuple[str, ...]) -> None:
-    with world(tmp_path, {**BETTER, "improve.canary": "[0.1, 0.3]", "improve.canary_rated": "12", "improve.max_drop": "0.3"}) as found:
+def test_users_get_better_answers_although_stages_are_killed_and_stacks_restarted(tmp_path: Path, stages: tuple[str, ...]) -> None:
+    with world(tmp_path, {**BETTER, "improve.canary": "[0.25, 0.5]", "improve.canary_rated": "12", "improve.max_drop": "0.3"}) as found:
         passed: list[dict[str, Any]] = []
         killed = 0.0
         force: list[str] = []
@@ -67,10 +67,13 @@ def test_users_get_better_answers_although_stages_are_killed(tmp_path: Path, sta
                     agent.write("# a change\n")
                 force = ["--force"]
         with found.improve(2) as loop:
+            for mark in ("run/run.json", "canary_begun.json"):
+                until(lambda mark=mark: (found.run / "cycles" / "0002" / mark).exists() or loop.process.poll() is not None, mark)
+                found.restart_stack()
             assert loop.wait(600) == 0, loop.output
         assert [found.facts(cycle, "verdict")["verdict"] for cycle in (1, 2)] == ["promoted"] * 2, loop.output
         steps = found.facts(1, "canary")["steps"]
-        assert [(step["share"], step["why"]) for step in steps] == [(0.1, ""), (0.3, "")] and steps[:1] == passed, "no step is repeated"
+        assert [(step["share"], step["why"]) for step in steps] == [(0.25, ""), (0.5, "")] and steps[:1] == passed, "no step is repeated"
         assert steps[0]["ended"] <= killed < steps[1]["began"], "a step begins when the canary's model server answers"
         assert all(step["rated"] >= 12 for step in steps)
         asyncio.run(_holds(found))
