@@ -659,7 +659,7 @@ def asked(reader: TraceReader, monkeypatch: pytest.MonkeyPatch) -> list[list[str
             raise error
         return await fetch(sql, format_name, params, **more)
 
-    monkeypatch.setattr("agl_otel.traces.reader.ROLLOUTS_PER_QUERY", 3)
+    monkeypatch.setattr("agl_otel.traces.queries.ROLLOUTS_PER_QUERY", 3)
     monkeypatch.setattr(reader._http, "fetch", limited)  # pyright: ignore[reportPrivateUsage]
     return queries
 

@@ -16,7 +16,7 @@ from aiohttp import web
 from aiohttp.test_utils import TestServer
 
 from agl_otel.traces.http import ClickHouseHttp
-from agl_otel.traces.reader import _spans_in  # pyright: ignore[reportPrivateUsage] - its memory is measured
+from agl_otel.traces.queries import _spans_in  # pyright: ignore[reportPrivateUsage] - its memory is measured
 from agl_otel.traces.tokens import call_columns, distinct_in_order
 from agl_otel.types.columns import VOCABULARY, shared
 from agl_otel_hook import conventions
