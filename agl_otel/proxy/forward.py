@@ -417,7 +417,7 @@ class Forwarder:
         raise AssertionError("without extras nothing is refused because of them")
 
     def _failed(self, upstream: Upstream) -> None:
-        self.health.failed(upstream.base_url)
+        self.health.failed(upstream)
         self._capabilities.unreachable(upstream.base_url)
 
     async def _send_probe(self, agent: Agent, upstream: Upstream, dialect: Dialect, body: Json) -> tuple[int, bytes]:

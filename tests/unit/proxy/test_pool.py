@@ -2,6 +2,7 @@ from __future__ import annotations
 
 import asyncio
 from collections import Counter
+from dataclasses import replace
 
 import pytest
 
@@ -27,15 +28,27 @@ def test_an_endpoint_that_is_down_is_last_for_longer_each_time_then_returns() ->
     health = Health(lambda: now)
     own = health.order(ENDPOINTS, "ro")[0]
     for seconds in (1.0, 2.0, 4.0):
-        health.failed(own.base_url)
+        health.failed(own)
         now += seconds - 0.01
         assert health.order(ENDPOINTS, "ro")[-1] == own and health.down() == [own.base_url]
         now += 0.02
         assert health.order(ENDPOINTS, "ro")[0] == own
     health.answered(own.base_url)
-    health.failed(own.base_url)
+    health.failed(own)
     now += 1.01
-    assert health.is_up(own.base_url)
+    assert health.is_up(own)
+
+
+def test_a_canary_that_is_published_again_is_tried_at_once_and_any_other_endpoint_is_not() -> None:
+    health = Health(lambda: 0.0)
+    canary, usual = Upstream("http://canary/v1", canary=True, version="3"), Upstream("http://usual/v1", version="3")
+    for endpoint in (canary, usual):
+        health.failed(endpoint)
+        assert not health.is_up(endpoint)
+    assert health.is_up(replace(canary, version="4")) and not health.is_up(replace(usual, version="4"))
+    for _ in range(2):
+        health.failed(replace(canary, version="4"))
+    assert not health.is_up(replace(canary, version="4"))
 
 
 async def test_the_gate_holds_calls_until_it_opens_and_waits_for_those_in_flight() -> None:
