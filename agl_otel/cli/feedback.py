@@ -9,14 +9,27 @@ from typing import IO, Any
 import click
 
 from agl_otel.cli.common import data_dir_option, json_option, print_json, run_async, settings_for, setup_logging, store_option
+from agl_otel.cli.output import counted
 from agl_otel.cli.rollouts import one_rollout
-from agl_otel.errors import UsageError
+from agl_otel.errors import AglError, UsageError
 from agl_otel.stack.sharing import open_store
 from agl_otel.store import Store
 from agl_otel.types.feedback import NAME, Feedback, GivenFeedback
 
 
-@click.command()
+class _Feedback(click.Command):
+    """Takes a negative number as the value that it is, and not as an option."""
+
+    def parse_args(self, ctx: click.Context, args: list[str]) -> list[str]:
+        takes = {name for option in self.params if isinstance(option, click.Option) and not option.is_flag for name in option.opts}
+        after = zip(["", *args], args, strict=False)
+        values = [place for place, (before, each) in enumerate(after) if each[:1] == "-" and _is_number(each) and before not in takes]
+        if "--" not in args:
+            args = [*(each for place, each in enumerate(args) if place not in values), "--", *(args[place] for place in values)]
+        return super().parse_args(ctx, args)
+
+
+@click.command(cls=_Feedback)
 @click.argument("about", nargs=-1, metavar="[ROLLOUT_ID] [VALUE]")
 @click.option("--attempt", "attempt_id", metavar="ID", help="The attempt of the rollout.  [default: the latest]")
 @click.option("--response", "response_id", metavar="ID", help="In place of ROLLOUT_ID: the model call with this response id.")
@@ -46,11 +59,12 @@ def feedback(
 
     Of several rewards of an attempt the last counts, but not before one that its runner gave. ROLLOUT_ID may be shortened to any part that
     only one rollout has, or be the id of a trace. A line of --from is an object with the fields of REST's feedback (docs/late-rewards.md).
+    Every line is checked before one is sent; what has an `id` may be sent again, and is stored once.
     """
     if lines is not None:
         if about or attempt_id or any(value not in ("", None, NAME) for value in fields.values()):
             raise UsageError("--from takes all of it from the file: leave out the rest")
-        all_given = [Feedback.of(text, f"line {number}") for number, text in enumerate(lines, 1) if text.strip()]
+        all_given = {number: Feedback.of(text, f"line {number}") for number, text in enumerate(lines, 1) if text.strip()}
     else:
         rest = [*about]
         ids = {name: value for name in ("response_id", "conversation_id") if (value := fields.pop(name)) is not None}
@@ -58,16 +72,23 @@ def feedback(
         if len(rest) > 1:
             raise UsageError(f"there is more than one value: {', '.join(rest)}")
         more = {"attempt_id": attempt_id, "id": given_id, "value": _number(rest[0]) if rest else None}
-        all_given = [Feedback.of({**ids, **fields, **{name: value for name, value in more.items() if value is not None}}, "the feedback")]
+        one = Feedback.of({**ids, **fields, **{name: value for name, value in more.items() if value is not None}}, "the feedback")
+        all_given = {1: one}
     settings = settings_for(data_dir, store)
     setup_logging()
 
     async def main() -> None:
         async with open_store(settings) as opened:
-            for number, each in enumerate(all_given):
-                made = await _send(opened, each, shortened=lines is None)
+            for stored, (number, each) in enumerate(all_given.items()):
+                try:
+                    made = await _send(opened, each, shortened=lines is None)
+                except AglError as error:
+                    if lines is None:
+                        raise
+                    before = f"{counted(stored, 'line')} before it {'is' if stored == 1 else 'are'} stored"
+                    raise type(error)(f"line {number}: {error}. {before}: correct it, and send the lines from it on") from error
                 if as_json:
-                    print_json({**made.model_dump(mode="json"), "number": number})
+                    print_json({**made.model_dump(mode="json"), "number": stored})
                 elif lines is None:
                     click.echo(_told(made))
             if lines is not None and not as_json:
@@ -93,7 +114,15 @@ def _told(made: GivenFeedback) -> str:
 def _number(text: str) -> float | bool:
     if text.lower() in ("true", "false"):
         return text.lower() == "true"
+    if not _is_number(text):
+        raise UsageError(f"the value is {text[:40]!r}: a number, true or false; for words use --label or --text")
+    return float(text)
+
+
+def _is_number(text: str) -> bool:
+    """Whether a text is a number."""
     try:
-        return float(text)
+        float(text)
     except ValueError:
-        raise UsageError(f"the value is {text[:40]!r}: a number, true or false; for words use --label or --text") from None
+        return False
+    return True

@@ -246,6 +246,7 @@ COLLECTOR: Final = PortAccess(("collector",), "this is no token of this stack")
 SQL: Final = PortAccess(("clickhouse",), "this endpoint wants the token (AGL_TOKEN): Authorization: Bearer TOKEN, or the password")
 PROXY: Final = PortAccess(("proxy",), NEEDED)
 WEB: Final = PortAccess(("web",), NEEDED)
+FEEDBACK: Final = PortAccess(("web",), "feedback wants a bearer token or a key: `agl-otel token --for feedback` makes them")
 JAEGER: Final = PortAccess(("web", "view"), "this port wants the header `authorization: Bearer TOKEN` (AGL_TOKEN)")
 METRICS: Final = PortAccess(("metrics",), NEEDED)
 

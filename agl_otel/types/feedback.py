@@ -7,18 +7,26 @@ import uuid
 from collections.abc import Mapping
 from typing import Annotated, Any, Final
 
-from pydantic import AfterValidator, Field, StrictBool, ValidationError, model_validator
+from pydantic import AfterValidator, BeforeValidator, Field, StrictBool, ValidationError, model_validator
 
 from agl_otel.errors import UsageError
 from agl_otel.types.model import Model, check_id, describe_invalid
 from agl_otel.types.scores import AGENT, MAX_REWARD, RUNNER, is_usable
 
 NAME: Final = "feedback"
+TARGETS: Final = frozenset({"rollout_id", "attempt_id", "conversation_id", "response_id"})
+"""The fields that say what feedback is about."""
 LONGEST_TEXT: Final = 100_000  # characters
 EARLIEST_SECONDS: Final = 946_684_800.0
 """2000-01-01: before it a collector takes no time."""
 AHEAD_SECONDS: Final = 60.0
 """How far a clock may be ahead of ours."""
+
+
+def _number(value: Any) -> Any:
+    if isinstance(value, str):
+        raise ValueError("must be a number, true or false, and no text")
+    return value
 
 
 def _usable(value: float | None) -> float | None:
@@ -51,7 +59,7 @@ class Feedback(Model):
     """`gen_ai.conversation.id` of the spans; the attempt, or the adopted trace, that continued it last is meant."""
     response_id: _Named | None = None
     """`gen_ai.response.id` of the model call that is meant."""
-    value: Annotated[float | StrictBool | None, AfterValidator(_usable)] = None
+    value: Annotated[float | StrictBool | None, BeforeValidator(_number), AfterValidator(_usable)] = None
     """The reward; true is 1, false 0."""
     label: Annotated[str, Field(max_length=500)] = ""
     """Without a value: `pass`, `fail` and others are 1 and 0 (docs/otlp.md); any other is no reward, but kept."""

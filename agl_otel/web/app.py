@@ -14,6 +14,7 @@ from aiohttp import web
 
 from agl_otel.compat.stores import LightningStore
 from agl_otel.errors import AglError, UnavailableError, http_status
+from agl_otel.net.auth import FEEDBACK as FEEDBACK_ACCESS
 from agl_otel.net.auth import WEB, BrowserAccess
 from agl_otel.net.bodies import Bodies
 from agl_otel.net.http_server import Handler, browser_access, end_stalled, readable
@@ -24,7 +25,7 @@ from agl_otel.telemetry.http import Requests
 from agl_otel.telemetry.meters import Meters
 from agl_otel.web import relay, static
 from agl_otel.web.curves import Curves
-from agl_otel.web.feedback import FEEDBACK, FEEDBACK_PER_MINUTE, LIMITS, Limits, admit
+from agl_otel.web.feedback import FEEDBACK, FEEDBACK_PER_MINUTE, LIMITS, PATH, Limits, admit
 from agl_otel.web.jaeger import rest as jaeger_rest
 from agl_otel.web.json_errors import json_crashes, json_errors
 from agl_otel.web.openapi import document
@@ -87,7 +88,8 @@ def _refusal(request: web.Request) -> str | None:
     if request.match_info.route.name == static.PAGE or admit(request, request.app[TOKEN]):
         return None
     own = "metrics" if request.path in relay.METRICS_PATHS else "prompts" if request.path == PREFIX + SERVED else "view"
-    return WEB.refusal(request.app[TOKEN], request.headers, *(["view", own] if _is_read_only(request) else []))
+    access = FEEDBACK_ACCESS if request.path == PREFIX + PATH else WEB
+    return access.refusal(request.app[TOKEN], request.headers, *(["view", own] if _is_read_only(request) else []))
 
 
 @web.middleware

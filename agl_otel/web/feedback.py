@@ -12,7 +12,7 @@ from pydantic import RootModel
 from agl_otel.compat.stores import LightningStore
 from agl_otel.errors import UsageError
 from agl_otel.net.auth import Subject, bearer, refusal, subject_of
-from agl_otel.types.feedback import Feedback, GivenFeedback
+from agl_otel.types.feedback import TARGETS, Feedback, GivenFeedback
 from agl_otel.web.routes import PREFIX, Route, body_of
 
 PATH: Final = "/feedback"
@@ -89,9 +89,12 @@ async def _feedback(store: LightningStore, request: web.Request) -> Any:
 
 def _about(subject: Subject, fields: dict[str, Any]) -> Feedback:
     """Return feedback by the holder of a bound key, who names neither its subject nor its source, and whose rewards are within -1 and 1."""
-    for name, value in ((f"{subject.kind}_id", subject.name), ("source", USER)):
+    own = f"{subject.kind}_id"
+    for name, value in ((own, subject.name), ("source", USER)):
         if fields.setdefault(name, value) != value:
             raise web.HTTPForbidden(text=f"this key gives feedback with {name} {value!r} only")
+    if others := sorted(TARGETS & fields.keys() - {own}):
+        raise web.HTTPForbidden(text=f"this key gives feedback with {own} {subject.name!r} only: leave out {', '.join(others)}")
     feedback = Feedback.of(fields, "the body")
     if feedback.value is not None and abs(feedback.value) > USERS_REWARD:
         raise UsageError(f"the value is {feedback.value:g}: this key gives rewards from -{USERS_REWARD:g} to {USERS_REWARD:g}")

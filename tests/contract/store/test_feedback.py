@@ -135,7 +135,7 @@ def command(store: LightningStore, capsys: pytest.CaptureFixture[str]) -> Callab
     def run(*arguments: str) -> tuple[str, str]:
         """Return what `agl-otel feedback` prints on both streams."""
         with pytest.raises(SystemExit):
-            main(["feedback", *arguments, "--store", store._source.address()])  # pyright: ignore[reportPrivateUsage]
+            main(["feedback", "--store", store._source.address(), *arguments])  # pyright: ignore[reportPrivateUsage]
         return capsys.readouterr()
 
     return run
@@ -155,12 +155,19 @@ def test_the_command_gives_feedback_on_a_part_of_an_id_and_from_a_file(
     assert command("--from", str(lines))[0] == "3 stored\n"
     lines.write_text(json.dumps(given[0]) + '\n{"value": 1}\n')
     assert "line 2 is wrong: name one of" in command("--from", str(lines))[1]
+    lines.write_text("\n".join(map(json.dumps, [{**given[0], "id": "line-3"}, {**given[1], "rollout_id": "ro-nowhere"}, given[2]])))
+    said = command("--from", str(lines))[1]
+    assert "line 2: " in said and "ro-nowhere" in said and "1 line before it is stored: correct it, and send the lines from it on" in said
+    assert f"for attempt {attempt} of" in command(begun.rollout_id, "-0.5", "--id", "below", "--text", "-1")[0]
+    assert command("--id", "below", "--", begun.rollout_id, "-0.5") == ("below was stored before\n", "")
 
     async def stored() -> list[dict[str, Any]]:
         return await (await store.open()).reader.evaluations([begun.rollout_id])
 
     found = asyncio.run(stored())
-    assert [record["event"].attributes[conventions.FEEDBACK_ID] for record in found] == ["first", "line-0", "line-1", "line-2"]
+    named = [record["event"].attributes[conventions.FEEDBACK_ID] for record in found]
+    assert named == ["first", *(f"line-{number}" for number in range(4)), "below"]
+    assert found[-1]["event"].attributes[conventions.EVALUATION_SCORE] == -0.5
 
 
 @pytest.fixture

@@ -188,7 +188,9 @@ async def test_a_feedback_token_sends_feedback_and_opens_nothing_else(tmp_path: 
                 (keys[1], {"value": 1e8}, 400, "rewards from -1 to 1"),
                 (keys[1], {"value": 1}, 429, "(AGL_FEEDBACK_PER_MINUTE): try again in"),
                 (feedback_key(TOKEN, Subject("response", "x"), 1.0), {"value": 1}, 401, "expired at"),
-                (feedback_key("another", Subject("response", "x"), LATER), {"value": 1}, 401, "a bearer token is needed"),
+                (feedback_key("another", Subject("response", "x"), LATER), {"value": 1}, 401, "agl-otel token --for feedback"),
+                (feedback_key(TOKEN, Subject("response", "x"), LATER), {"value": 1, "rollout_id": "ro-1"}, 403, "leave out rollout_id"),
+                (of("feedback"), {"value": "0.5", "rollout_id": "ro-1"}, 400, "and no text"),
                 (of("view"), {"value": 1}, 401, "not for web"),
                 (TOKEN, {"value": 1, "rollout_id": "ro-1"}, 404, "ro-1"),
             ):
