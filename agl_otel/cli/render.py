@@ -215,6 +215,8 @@ def _merged(span: Span, proxied: Sequence[Span]) -> Span:
 def span_label(span: Span, sampling: Mapping[str, Any] = NO_SAMPLING) -> Text:
     """Format the line of one span: name, duration, model, tokens, messages, rewards and errors."""
     text = Text(plain(span.name), "bold")
+    if (name := span.attributes.get(conventions.OPERATION_NAME)) is not None:
+        text.append(" ").append(plain(name), "cyan")
     if span.start_time is not None and span.end_time is not None and span.end_time > span.start_time:
         text.append(f"  {1000 * (span.end_time - span.start_time):.1f} ms", "dim")
     for style, part in _highlights(span, sampling):

@@ -258,6 +258,8 @@ class OutlineSpan(Model):
     """Whether it is an agent, a workflow or a plan, by OpenTelemetry's conventions."""
     operation: str = ""
     """`gen_ai.operation.name`."""
+    operation_name: str = ""
+    """The name that an agent gave a step of its own (`agentlightning.operation.name`)."""
     tool: str
     """The tool's name; of a retrieval and of memory the operation."""
     incomplete: str
@@ -308,6 +310,7 @@ def _outline_span(row: Mapping[str, Any], records: Iterable[Mapping[str, Any]]) 
         agent=row["Agent"] or row["Workflow"],
         is_agent=is_agent(row["Operation"], row["SpanName"]),
         operation=row["Operation"],
+        operation_name=row["OperationName"],
         conversation_id=row["ConversationId"],
         tool=row["Tool"] or (row["Operation"] if row["Operation"] in TOOL_LIKE else ""),
         incomplete=row["Incomplete"],

@@ -76,6 +76,7 @@ NAMES: Final[Mapping[str, str]] = {
     "response": conventions.RESPONSE_ID,
     "tool": "gen_ai.tool.name",
     "operation": OPERATION,
+    "operation_name": conventions.OPERATION_NAME,
     "workflow": "gen_ai.workflow.name",
     "workflow_span": WORKFLOW,
 }

@@ -6,7 +6,7 @@ SELECT *, count() OVER () AS Total FROM (
     Facts[{model_version:String}] AS ModelVersion, Facts[{agent:String}] AS Agent, Facts[{incomplete:String}] AS Incomplete, Facts[{sampling:String}] AS Sampling,
     length(PromptTokenIds) AS PromptTokens, length(ResponseTokenIds) AS ResponseTokens,
     Rewards,
-    SpanAttributes[{model:String}] AS Model, SpanAttributes[{bridge:String}] AS Bridge, SpanAttributes[{response:String}] AS ResponseId, SpanAttributes[{tool:String}] AS Tool, SpanAttributes[{operation:String}] AS Operation,
+    SpanAttributes[{model:String}] AS Model, SpanAttributes[{bridge:String}] AS Bridge, SpanAttributes[{response:String}] AS ResponseId, SpanAttributes[{tool:String}] AS Tool, SpanAttributes[{operation:String}] AS Operation, SpanAttributes[{operation_name:String}] AS OperationName,
     if(startsWith(SpanName, {workflow_span:String}), Facts[{workflow:String}], '') AS Workflow, ConversationId, length(Events.Name) AS EventCount
   FROM otel.otel_traces
   PREWHERE RolloutId IN {rollouts:Array(String)} AND ({attempt_id:String} = '' OR AttemptId = {attempt_id:String})

@@ -48,7 +48,7 @@ export type Output = { rollout_id: string; text: string };
 export type OutlineSpan = {
   attempt_id: string; sequence_id: number; trace_id: string; span_id: string; parent_id: string; name: string; kind: string; service: string;
   status: string; message: string; start_nano: string; duration_nano: string; process: string; is_call: boolean; call: number; choice: number;
-  model: string; response_id: string; within: string; model_version: string; agent: string; is_agent: boolean; operation: string; tool: string; incomplete: string; sampling: string[]; unbridged: string; prompt_tokens: number; response_tokens: number;
+  model: string; response_id: string; within: string; model_version: string; agent: string; is_agent: boolean; operation: string; operation_name: string; tool: string; incomplete: string; sampling: string[]; unbridged: string; prompt_tokens: number; response_tokens: number;
   rewards: Record<string, number>; events: number;
 };
 export type Outline = { spans: OutlineSpan[]; total: number };

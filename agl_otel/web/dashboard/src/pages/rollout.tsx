@@ -117,7 +117,7 @@ function Spans({ spans, view, chosen, choose }: { spans: OutlineSpan[]; view: "w
         {children ? <button className="fold" aria-expanded={!folded.has(span.span_id)} aria-label="Children" onClick={() => fold(span.span_id)}>{folded.has(span.span_id) ? "▸" : "▾"}</button> : <i className="leaf" />}
         <i className={`dot kind ${kindOf(span)}`} />
         <span className={span.status === "Error" ? "bad" : ""} title={`${oneLine(span.name, 400)}\nlevel ${depth}`}>{oneLine(span.name, 120)}</span>
-        {[span.tool, span.model].map((other) => other && !span.name.includes(other) && <span key={other} className="dim">{oneLine(other, 60)}</span>)}
+        {[span.operation_name, span.tool, span.model].map((other) => other && !span.name.includes(other) && <span key={other} className="dim">{oneLine(other, 60)}</span>)}
         {proxy && <span className="dim" title={`with the proxy's span ${proxy.span_id}: call ${proxy.call}`}>+ proxy</span>}
         {folded.has(span.span_id) && <span className="dim">+{children}</span>}
         {view === "tree" && span.agent && !span.name.includes(span.agent) && <span className="tag">{oneLine(span.agent, 40)}</span>}
