@@ -33,7 +33,7 @@ SHRINKAGE: Final = 2.0
 CANNOT_TELL: Final = {
     "few_attempts": f"fewer than {LEAST_ATTEMPTS} attempts count",
     "small_sample": f"the effective sample is less than {LEAST_SHARE:.0%} of the attempts: the new policy is too far from the logged one",
-    "heavy_tail": "a few attempts decide the estimate",
+    "heavy_tail": "a few attempts decide the estimate, by their weights or their rewards",
     "missing_mass": "the new policy would often write what was never logged",
     "overlap": "the interval has the logged score in it",
 }

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import asyncio
-import logging
 import os
 import shutil
 import signal
@@ -145,7 +144,6 @@ def warn_of_open_host(settings: Settings) -> None:
 def setup_logging(level: str = "WARNING") -> None:
     """Log to stderr in the short format of commands."""
     logformat.configure(level, line="%(levelname)s %(message)s")
-    logging.getLogger("httpx").setLevel(logging.WARNING)
 
 
 def print_json(value: Any) -> None:

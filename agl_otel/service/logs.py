@@ -12,6 +12,8 @@ from typing import Any, Final, Literal
 from agl_otel.text import json_text, printable_lines
 
 TEXT: Final = "%(asctime)s %(levelname)s %(name)s %(message)s"
+_CALLERS: Final = ("httpx", "httpx2")
+"""Loggers of clients of models, with a line for each call at INFO."""
 _PLAIN: Final = frozenset(vars(logging.makeLogRecord({}))) | {"message", "asctime", "taskName"}
 
 
@@ -57,3 +59,5 @@ def configure(level: str, style: Literal["text", "json"] = "text", *, line: str 
     handler = logging.StreamHandler()
     handler.setFormatter(JsonFormatter() if style == "json" else TextFormatter(line))
     logging.basicConfig(level=level, handlers=[handler], force=force)
+    for name in _CALLERS:
+        logging.getLogger(name).setLevel(max(logging.getLevelNamesMapping()[level], logging.WARNING))

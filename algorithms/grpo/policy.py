@@ -78,6 +78,8 @@ def load_policy(folder: str | Path, *, device: str = "cpu", dtype: torch.dtype =
     `attention`: transformers' attn_implementation.
     """
     folder = model_folder(folder)
+    if not folder.is_dir():
+        raise UsageError(f"there is no folder {folder}: name one that holds a model, or a model of the hub by its id (owner/name)")
     try:
         tokenizer = AutoTokenizer.from_pretrained(folder, local_files_only=True)
         loaded: Any = AutoModelForCausalLM.from_pretrained(

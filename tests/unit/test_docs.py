@@ -157,6 +157,11 @@ def test_python_in_docs_is_python_and_names_what_there_is(page: Path) -> None:
                 assert hasattr(names["agl"], node.attr), f"{page.name}: agl has no {node.attr}"
 
 
+def test_the_index_names_every_page() -> None:
+    named = set(re.findall(r"\(([\w-]+\.md)\)", (ROOT / "docs" / "index.md").read_text()))
+    assert {page.name for page in (ROOT / "docs").glob("*.md")} - named == {"index.md"}
+
+
 def test_what_the_navigation_of_the_site_names_is_there() -> None:
     navigation = (ROOT / "mkdocs.yml").read_text().partition("\nnav:")[2]
     named = re.findall(r"[\w-]+\.md", navigation)
