@@ -9,8 +9,8 @@ the others: they are part of the environment.
    nearest span above it that has any (without such a span those of the attempt) that came before it, or all of these if none did. A call
    came before a reward if it, or a span around it, has a lower number: the spans of one process are numbered as they ended, but those of
    agent and proxy may overtake each other.
-2. The reward is *received* by the calls that earned it and by all calls before the first of these. Calls of a parallel branch that came
-   in between do not receive it.
+2. The reward is *received* by the calls that earned it and by all calls before the first of these that did not run beside it (for more
+   than half of the shorter of both), as calls of a parallel branch do: they cannot have led to it.
 3. The return of a call is the sum of the rewards that it receives, each times `discount` to the power of the later calls that receive it,
    too (rewards to go: Sutton et al., "Policy Gradient Methods for Reinforcement Learning with Function Approximation", 1999).
 4. Of several rewards in one span with the same earners the last counts, as for the reward of an attempt. Thus a reward that was corrected,
@@ -62,6 +62,14 @@ class TreeCall(NamedTuple):
     agent: str
     rows: tuple[int, ...]
     """Of CallColumns: one for each choice."""
+    began: int = 0
+    """In Unix nanoseconds; 0: unknown."""
+    ended: int = 0
+
+    def ran_beside(self, other: TreeCall) -> bool:
+        """Whether both ran at the same time for more than half of the shorter one: clocks of two proxies differ by less."""
+        both = min(self.ended, other.ended) - max(self.began, other.began)
+        return 2 * both > min(self.ended - self.began, other.ended - other.began) > 0
 
 
 @dataclass(frozen=True)
@@ -90,6 +98,10 @@ class AttemptTree:
             span_id = span.parent
             seen.add(span_id)
             yield span_id
+
+    def before(self, place: int) -> list[int]:
+        """Return the places of the calls that may have led to one: those before it that did not run beside it."""
+        return [each for each in range(place) if not self.calls[each].ran_beside(self.calls[place])]
 
     def ended(self, place: int) -> int:
         """Return the lowest number of a call and the spans around it; that of the attempt is given before the agent starts."""
@@ -169,7 +181,8 @@ def _calls_of(calls: CallColumns, wanted: set[AttemptKey], agent_match: str | No
     responses = calls.response_id or [""] * len(calls)
     for (key, _, _), own in rows.items():
         first = min(own, key=lambda row: int(calls.sequence[row]))
-        call = TreeCall(calls.span_id[first], responses[first], int(calls.sequence[first]), calls.agent[first], tuple(own))
+        time = (0, 0) if calls.began is None or calls.ended is None else (int(calls.began[first]), int(calls.ended[first]))
+        call = TreeCall(calls.span_id[first], responses[first], int(calls.sequence[first]), calls.agent[first], tuple(own), *time)
         found.setdefault(key, []).append(call)
     return {key: sorted(own, key=lambda call: (call.sequence, call.rows)) for key, own in found.items()}
 
@@ -206,7 +219,7 @@ def to_go(tree: AttemptTree, discount: float = 1.0) -> NDArray[np.float64]:
     """Return the return of each call of an attempt (rules 2 to 4): float64 [calls]."""
     found = np.zeros(len(tree.calls))
     for own, value in _counted(tree):
-        receivers = np.array([*range(own[0]), *own])
+        receivers = np.array([*tree.before(own[0]), *own])
         found[receivers] += value * discount ** np.arange(len(receivers) - 1, -1, -1.0)
     return found
 
@@ -354,7 +367,7 @@ def credit(
     group_of = dict(zip(keys, groups.tolist(), strict=True))
     if not rule.states:
         return Credit(returns, _by_place(trees, found, places, group_of, rule, dtype))
-    totals = {key: to_go(tree)[:1] for key, tree in trees.items()}  # the first call receives every reward
+    totals = {key: np.array([sum((value for _, value in _counted(tree)), 0.0)]) for key, tree in trees.items()}
     advantages = _by_place(trees, totals, places, group_of, rule, dtype)
     states = state_groups(traces.calls, batch, groups)
     later = ~np.isin(states, states[[place == 0 for _, place in places]])

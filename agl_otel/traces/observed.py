@@ -18,7 +18,7 @@ Table = Any
 """A pyarrow.Table (pyarrow ships no types)."""
 _STORED: Final = ["RolloutId", "AttemptId", "SpanId", "ParentSpanId", "SequenceId", "Identity", "SpanName", "IsRecord", "HasMedia"]
 _TOKENS: Final = ["PromptTokenIds", "ResponseTokenIds", "ResponseLogprobs"]
-_READ: Final = [*_STORED, "Timestamp", "Facts", "Rewards", "Evaluated"]
+_READ: Final = [*_STORED, "Timestamp", "Duration", "Facts", "Rewards", "Evaluated"]
 _TEXTS: Final = {
     "Process": "process",
     "Caller": "caller",
@@ -103,7 +103,7 @@ def with_derived(table: Table) -> Table:
         agent = pc.if_else(pc.not_equal(facts.texts(name), ""), facts.texts(name), agent)
     made["Agent"] = agent
     rewards = _whole(read, "Rewards")
-    made |= {"Rewards": rewards, "Evaluated": read.column("Evaluated"), "Time": time}
+    made |= {"Rewards": rewards, "Evaluated": read.column("Evaluated"), "Time": time, "Duration": read.column("Duration")}
     made["IsReward"] = (counted | record) & (np.diff(rewards.offsets.to_numpy()) > 0)
     derived = pa.table({**{name: read.column(name) for name in _STORED}, **made})
     for name in _TOKENS:

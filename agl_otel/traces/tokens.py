@@ -133,7 +133,7 @@ def call_columns(table: Table) -> CallColumns:
     is_call = column(table, "IsCall").astype(bool)
     calls = table.drop_columns([*_TOKEN_COLUMNS, "Rewards"]).filter(is_call)
     rollouts, attempts, processes = strings(calls, "RolloutId"), strings(calls, "AttemptId"), strings(calls, "Process")
-    contracts = _contracts(calls)
+    contracts, began = _contracts(calls), _numbers(calls, "Time", np.int64)
     return CallColumns(
         rollout_id=rollouts,
         attempt_id=attempts,
@@ -157,6 +157,8 @@ def call_columns(table: Table) -> CallColumns:
         contract=contracts,
         top_p=_numbers(calls, "TopP", np.float64),
         response_id=strings(calls, "ResponseId"),
+        began=began,
+        ended=began + _numbers(calls, "Duration", np.int64),
     )
 
 

@@ -110,6 +110,10 @@ class CallColumns:
     """The request's `top_p`, NaN if its span has none; None: unknown for all."""
     response_id: list[str] | None = None
     """The id of the model call's response, which the agent's own span of the call has as well; None: unknown for all."""
+    began: NDArray[np.int64] | None = None
+    """In Unix nanoseconds, by the clock of what recorded the call; None: unknown for all."""
+    ended: NDArray[np.int64] | None = None
+    """Likewise."""
 
     def __len__(self) -> int:
         return len(self.rollout_id)

@@ -95,14 +95,17 @@ async def test_calls_come_as_flat_columns_in_call_order(engine: TraceStore, read
     insert(
         engine,
         call(1, 2, PromptTokenIds=[9], ResponseTokenIds=[], ResponseLogprobs=[], attributes=second),
-        call(2, 1, PromptTokenIds=[1, 2, 2**31 - 1], ResponseTokenIds=[5, 6], ResponseLogprobs=[-0.5, -1.5]),
-        call(2, 1, PromptTokenIds=[1, 2, 2**31 - 1], ResponseTokenIds=[5, 6], ResponseLogprobs=[-0.5, -1.5]),
+        call(2, 1, PromptTokenIds=[1, 2, 2**31 - 1], ResponseTokenIds=[5, 6], ResponseLogprobs=[-0.5, -1.5], Duration=250),
+        call(2, 1, PromptTokenIds=[1, 2, 2**31 - 1], ResponseTokenIds=[5, 6], ResponseLogprobs=[-0.5, -1.5], Duration=250),
         row(3),
     )
     traces = await reader.traces([rollout()], [attempt({"x": 2})])
     calls = traces.calls
     assert calls.call.tolist() == [1, 2]
     assert calls.sequence.tolist() == [2, 1]
+    assert calls.began is not None and calls.ended is not None
+    assert calls.began.tolist() == [1_750_000_000_000_000_002, 1_750_000_000_000_000_001]
+    assert (calls.ended - calls.began).tolist() == [250, 0]
     assert (calls.prefix_call.tolist(), calls.prefix_choice.tolist()) == ([0, 1], [0, 0])
     assert (calls.prompt.values.dtype, calls.response.values.dtype, calls.logprobs.values.dtype) == (np.int32, np.int32, np.float32)
     assert [calls.prompt[n].tolist() for n in range(2)] == [[1, 2, 2**31 - 1], [9]]

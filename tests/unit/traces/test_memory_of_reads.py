@@ -25,7 +25,7 @@ MIB = 1 << 20
 CALLS = 40
 IDS = 100_000
 TEXTS = ("RolloutId", "AttemptId", "Process", "SpanId", "ParentSpanId", "ModelVersion", "Incomplete", "Agent")
-NUMBERS = ("Choice", "PrefixCall", "PrefixChoice", "RetryOf")
+NUMBERS = ("Choice", "PrefixCall", "PrefixChoice", "RetryOf", "Time", "Duration")
 
 
 class Peak:
