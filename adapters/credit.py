@@ -62,14 +62,8 @@ class TreeCall(NamedTuple):
     agent: str
     rows: tuple[int, ...]
     """Of CallColumns: one for each choice."""
-    began: int = 0
-    """In Unix nanoseconds; 0: unknown."""
-    ended: int = 0
-
-    def ran_beside(self, other: TreeCall) -> bool:
-        """Whether both ran at the same time for more than half of the shorter one: clocks of two proxies differ by less."""
-        both = min(self.ended, other.ended) - max(self.began, other.began)
-        return 2 * both > min(self.ended - self.began, other.ended - other.began) > 0
+    time: tuple[int, int] = (0, 0)
+    """Begin and end in Unix nanoseconds; zeros: unknown."""
 
 
 @dataclass(frozen=True)
@@ -99,15 +93,26 @@ class AttemptTree:
             seen.add(span_id)
             yield span_id
 
-    def before(self, place: int) -> list[int]:
-        """Return the places of the calls that may have led to one: those before it that did not run beside it."""
-        return [each for each in range(place) if not self.calls[each].ran_beside(self.calls[place])]
+    def before(self, place: int) -> NDArray[np.int64]:
+        """Return the places of the calls that may have led to one: those before it that did not run beside it.
+
+        Calls run beside each other for more than half of the shorter one: clocks of two proxies differ by less.
+        """
+        began, ended = self._times[:place].T
+        first, last = self._times[place]
+        both = np.minimum(ended, last) - np.maximum(began, first)
+        shorter = np.minimum(ended - began, last - first)
+        return np.flatnonzero((2 * both <= shorter) | (shorter == 0))
 
     def ended(self, place: int) -> int:
         """Return the lowest number of a call and the spans around it; that of the attempt is given before the agent starts."""
         call = self.calls[place]
         around = (self.spans.get(above) for above in self.above(call.span_id))
         return min([call.sequence, *(span.sequence for span in around if span is not None and span.name != conventions.SPAN_ATTEMPT)])
+
+    @functools.cached_property
+    def _times(self) -> NDArray[np.int64]:
+        return np.array([call.time for call in self.calls], np.int64)
 
     @functools.cached_property
     def _index(self) -> _Index:
@@ -182,7 +187,7 @@ def _calls_of(calls: CallColumns, wanted: set[AttemptKey], agent_match: str | No
     for (key, _, _), own in rows.items():
         first = min(own, key=lambda row: int(calls.sequence[row]))
         time = (0, 0) if calls.began is None or calls.ended is None else (int(calls.began[first]), int(calls.ended[first]))
-        call = TreeCall(calls.span_id[first], responses[first], int(calls.sequence[first]), calls.agent[first], tuple(own), *time)
+        call = TreeCall(calls.span_id[first], responses[first], int(calls.sequence[first]), calls.agent[first], tuple(own), time)
         found.setdefault(key, []).append(call)
     return {key: sorted(own, key=lambda call: (call.sequence, call.rows)) for key, own in found.items()}
 

@@ -102,10 +102,10 @@ def test_the_calls_that_receive_a_reward(made: AttemptTree, discount: float, exp
 def test_calls_that_ran_beside_the_first_earner_receive_nothing() -> None:
     made = tree(PARALLEL, ["a1", "b1", "a2", "b2"], ("b", 1))
     times = {"a1": (100, 200), "b1": (140, 250), "a2": (260, 400), "b2": (262, 300)}
-    timed = replace(made, calls=[call._replace(began=times[call.span_id][0], ended=times[call.span_id][1]) for call in made.calls])
+    timed = replace(made, calls=[call._replace(time=times[call.span_id]) for call in made.calls])
     assert to_go(timed).tolist() == [0, 1, 0, 1]
     assert to_go(timed, 0.5).tolist() == [0, 0.5, 0, 1], "what did not receive it is no step on its way"
-    late = replace(timed, calls=[call._replace(began=151 if call.span_id == "b1" else call.began) for call in timed.calls])
+    late = replace(timed, calls=[call._replace(time=(151, 250)) if call.span_id == "b1" else call for call in timed.calls])
     assert to_go(late).tolist() == [1, 1, 0, 1], "for less than half: it was over when that one began, but for clocks"
 
 
