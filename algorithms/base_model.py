@@ -6,14 +6,14 @@ from collections.abc import Mapping
 from pathlib import Path
 
 from agl_otel.algorithms.hub import model_folder, origin_of
-from agl_otel.algorithms.run_folder import model_fingerprint
+from agl_otel.algorithms.model_files import model_fingerprint
 from agl_otel.errors import UsageError
 
 
 def name_of_base(model: Path, run: Path, *, dtype: str) -> dict[str, str]:
     """Return what a checkpoint names the model in a folder by, as JSON.
 
-    The keys are "digest" (run_folder.model_fingerprint), "dtype" of its weights beside the adapter, as torch names it, and "id" and
+    The keys are "digest" (model_files.model_fingerprint), "dtype" of its weights beside the adapter, as torch names it, and "id" and
     "commit" of a model of the hub, else "folder"; that is relative to the run's, where it lies within. Raises UsageError for no model.
     """
     place, run = model.absolute(), run.absolute()

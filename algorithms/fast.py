@@ -12,9 +12,10 @@ from typing import Annotated, Any, Final, Literal, NamedTuple
 from pydantic import Field
 
 from agl_otel.algorithms.base import Algorithm
+from agl_otel.algorithms.checked_files import digest_of
 from agl_otel.algorithms.grpo.groups import requeue_failed
 from agl_otel.algorithms.options import checked
-from agl_otel.algorithms.run_folder import RunFolder, digest_of, open_run
+from agl_otel.algorithms.run_folder import RunFolder, open_run
 from agl_otel.algorithms.run_log import RunLog, flat
 from agl_otel.algorithms.utils import items, retry_lost_runner
 from agl_otel.store import Store

@@ -17,7 +17,7 @@ from importlib.abc import MetaPathFinder
 from pathlib import Path
 from typing import Any, Final, Protocol
 
-from agl_otel.algorithms.run_folder import read_checked, with_checksum, write_json
+from agl_otel.algorithms.checked_files import read_checked, with_checksum, write_json
 from agl_otel.algorithms.validation import is_validation
 from agl_otel.errors import SettingsError, UsageError
 from agl_otel.types import TrainingStep

@@ -23,6 +23,7 @@ from pathlib import Path
 from typing import Any, Final
 
 from agl_otel.algorithms.base_model import find_base
+from agl_otel.algorithms.checked_files import DIGESTS, changed_files, sync_file, sync_folder, without_checksum
 from agl_otel.algorithms.model_files import (
     ADAPTER,
     ADAPTER_CONFIG,
@@ -37,7 +38,7 @@ from agl_otel.algorithms.model_files import (
     small_files,
     weights_files,
 )
-from agl_otel.algorithms.run_folder import DIGESTS, RUN, changed_files, read_run, sync_file, sync_folder, without_checksum
+from agl_otel.algorithms.run_folder import RUN, read_run
 from agl_otel.algorithms.run_result import RunResult, kept_weights, result_of
 from agl_otel.errors import DataError, SettingsError, UsageError, unwritable
 from agl_otel.service.lock import folder_beside

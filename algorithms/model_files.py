@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import hashlib
 import json
 import os
 import re
@@ -12,7 +13,7 @@ from fnmatch import fnmatch
 from pathlib import Path
 from typing import Any, BinaryIO, Final
 
-from agl_otel.errors import FULL_DISK, DiskFullError, writing
+from agl_otel.errors import FULL_DISK, DiskFullError, UsageError, writing
 
 WEIGHTS_FILE: Final = "model.safetensors"
 INDEX_FILE: Final = f"{WEIGHTS_FILE}.index.json"
@@ -38,6 +39,9 @@ DTYPES: Final = {
     "BOOL": "bool",
 }
 """{dtype in safetensors' format (https://github.com/huggingface/safetensors#format): torch's name of it}."""
+FINGERPRINT_BYTES: Final = 1 << 20  # read from the end of each weights file, which may have gigabytes, and as much spread over it
+FINGERPRINT_BLOCKS: Final = 64
+TENSOR_BYTES: Final = 1 << 13  # of each tensor, at its start: 2 MB of the 291 tensors of a model of 8B, and small tensors are read whole
 HEADER_BYTES: Final = 100_000_000  # the longest header that safetensors reads
 SMALL_FILES: Final = ("*.json", "*.jinja", "*.txt", "*.model", "*.tiktoken", "LICENSE*", "NOTICE*")
 """Config, generation config, tokenizer, chat template and licence."""
@@ -139,3 +143,32 @@ def keep_small_files(model: Path, run: Path) -> None:
             beside.replace(place)
         finally:
             shutil.rmtree(beside, ignore_errors=True)
+
+
+def model_fingerprint(folder: str | Path) -> str:
+    """Return a digest of the model in `folder`: 16 hex characters over its small files (tokenizer and chat template, too), and of its
+    weights' files the sizes, their ends, blocks spread over them, and in safetensors' format the header and a block of each tensor.
+
+    Raises UsageError where there is no config.
+    """
+    found = hashlib.sha256()
+    try:
+        found.update((Path(folder) / CONFIG_FILE).read_bytes())
+        for path in small_files(Path(folder)):
+            if not path.name.startswith(("LICENSE", "NOTICE")):
+                found.update(path.name.encode() + path.read_bytes())
+        for path in weights_files(Path(folder)) or sorted(Path(folder).glob(PICKLED_WEIGHTS)):
+            with path.open("rb") as file:
+                size = file.seek(0, os.SEEK_END)
+                header, tensors = tensor_starts(file)
+                found.update(f"{path.name} {size}".encode() + header)
+                spread = [size * block // FINGERPRINT_BLOCKS for block in range(FINGERPRINT_BLOCKS)]
+                for length, starts in ((TENSOR_BYTES, tensors), (FINGERPRINT_BYTES // FINGERPRINT_BLOCKS, spread)):
+                    for start in starts:
+                        file.seek(start)
+                        found.update(file.read(length))
+                file.seek(max(0, size - FINGERPRINT_BYTES))
+                found.update(file.read())
+    except OSError as error:
+        raise UsageError(f"{folder} holds no model that transformers can load: {error}") from error
+    return found.hexdigest()[:16]

@@ -6,7 +6,8 @@ import logging
 from collections.abc import Collection, Sequence
 from typing import Final, Protocol
 
-from agl_otel.algorithms.run_folder import RunFolder, read_checked, with_checksum, write_json
+from agl_otel.algorithms.checked_files import read_checked, with_checksum, write_json
+from agl_otel.algorithms.run_folder import RunFolder
 from agl_otel.errors import UsageError
 from agl_otel.types import AttemptedRollout, Rollout, RolloutMode, RolloutQuery, is_trial
 from agl_otel.types.selections import Gone, Selection

@@ -5,34 +5,39 @@
     lock            held while a process works on the run
     metrics.jsonl   a line for each step
 
-Each line, and run.json, has a checksum of its values (`with_checksum`), which is independent of spaces and of the order of keys. A
-damaged file is refused with its name and line, and copied to NAME.damaged.
+Each line, and run.json, has a checksum (checked_files.py); a damaged one is refused with its name and line, and copied to NAME.damaged.
 
 Other files of a run belong to its algorithm: a journal (prompts/journal.py), checkpoints (grpo/checkpoint.py).
 """
 
 from __future__ import annotations
 
-import hashlib
 import json
 import logging
 import os
 import re
-import shutil
 import uuid
-from collections.abc import Callable, Collection, Generator, Iterable, Mapping, Sequence
+from collections.abc import Callable, Collection, Generator, Mapping, Sequence
 from contextlib import closing, contextmanager
 from contextvars import ContextVar
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any, Final, cast
+from typing import Any, Final
 
 from agl_otel.algorithms.base import Algorithm
+from agl_otel.algorithms.checked_files import (
+    CHECKSUM,
+    damaged_error,
+    digest_of,
+    disk_full_names,
+    with_checksum,
+    without_checksum,
+    write_json,
+)
 from agl_otel.algorithms.decorator import FunctionalAlgorithm
-from agl_otel.algorithms.model_files import CONFIG_FILE, PICKLED_WEIGHTS, small_files, tensor_starts, weights_files
+from agl_otel.algorithms.model_files import model_fingerprint
 from agl_otel.algorithms.utils import items
-from agl_otel.errors import FULL_DISK, DataError, DiskFullError, InUseError, SettingsError, UsageError, writing
-from agl_otel.service.framed import free_name
+from agl_otel.errors import DataError, InUseError, SettingsError, UsageError, writing
 from agl_otel.service.lock import FileLock, holder
 from agl_otel.service.private import open_file
 from agl_otel.text import without_secrets
@@ -45,9 +50,6 @@ WEIGHTS: Final = "weights"
 """The folder with the weights that model servers read."""
 BEST: Final = "best.json"
 """Of a search for prompts: the best candidate so far."""
-DIGESTS: Final = "digests.json"
-"""Holds {file name: SHA-256} for files too large to contain a checksum."""
-CHECKSUM: Final = "checksum"
 RUN_DIR: Final = "run_dir"
 """The argument and attribute of an algorithm that opens its own run folder."""
 _RUN_FIELDS: Final = ("run_id", "algorithm", "seed", "options")
@@ -58,14 +60,6 @@ AGENT: Final = "agent"
 LONGEST_SHOWN: Final = 120  # characters of the values of a changed option
 SHOWN_DIGITS: Final = 12  # of a digest
 _log = logging.getLogger(__name__)
-FINGERPRINT_BYTES: Final = 1 << 20  # read from the end of each weights file, which may have gigabytes, and as much spread over it
-FINGERPRINT_BLOCKS: Final = 64
-TENSOR_BYTES: Final = 1 << 13  # of each tensor, at its start: 2 MB of the 291 tensors of a model of 8B, and small tensors are read whole
-
-
-def digest_of(*values: Any) -> str:
-    """Return a digest of the values' JSON: 16 hex characters of SHA-256."""
-    return hashlib.sha256(json.dumps(values, sort_keys=True, default=str).encode()).hexdigest()[:16]
 
 
 def new_run_id(algorithm: str) -> str:
@@ -298,7 +292,7 @@ class RunFolder:
 
     def append(self, name: str, row: Mapping[str, Any]) -> None:
         """Append a line to a file of the folder and flush it to disk. Raises what `metric` raises."""
-        with _disk_full_names(self.folder / name), open_file(self.folder / name, "a") as file:
+        with disk_full_names(self.folder / name), open_file(self.folder / name, "a") as file:
             file.write(json.dumps(with_checksum(row), ensure_ascii=False) + "\n")
             file.flush()
             os.fsync(file.fileno())
@@ -446,35 +440,6 @@ def run_fingerprint(options: Mapping[str, Any], tasks: Sequence[Any], *, model_d
     return {**compared, "rollout_config": config, "tasks": digest_of(list(tasks)), "model": model_fingerprint(model_dir)}
 
 
-def model_fingerprint(folder: str | Path) -> str:
-    """Return a digest of the model in `folder`: 16 hex characters over its small files (tokenizer and chat template, too), and of its
-    weights' files the sizes, their ends, blocks spread over them, and in safetensors' format the header and a block of each tensor.
-
-    Raises UsageError where there is no config.
-    """
-    found = hashlib.sha256()
-    try:
-        found.update((Path(folder) / CONFIG_FILE).read_bytes())
-        for path in small_files(Path(folder)):
-            if not path.name.startswith(("LICENSE", "NOTICE")):
-                found.update(path.name.encode() + path.read_bytes())
-        for path in weights_files(Path(folder)) or sorted(Path(folder).glob(PICKLED_WEIGHTS)):
-            with path.open("rb") as file:
-                size = file.seek(0, os.SEEK_END)
-                header, tensors = tensor_starts(file)
-                found.update(f"{path.name} {size}".encode() + header)
-                spread = [size * block // FINGERPRINT_BLOCKS for block in range(FINGERPRINT_BLOCKS)]
-                for length, starts in ((TENSOR_BYTES, tensors), (FINGERPRINT_BYTES // FINGERPRINT_BLOCKS, spread)):
-                    for start in starts:
-                        file.seek(start)
-                        found.update(file.read(length))
-                file.seek(max(0, size - FINGERPRINT_BYTES))
-                found.update(file.read())
-    except OSError as error:
-        raise UsageError(f"{folder} holds no model that transformers can load: {error}") from error
-    return found.hexdigest()[:16]
-
-
 def read_run(path: Path) -> dict[str, Any]:
     """Read run.json, including its checksum, if it has one. Raises DataError where it is damaged, after copying it."""
     try:
@@ -485,115 +450,3 @@ def read_run(path: Path) -> dict[str, Any]:
         return json.loads(content)
     except ValueError as error:
         raise damaged_error(path, error) from error
-
-
-def read_checked(path: Path) -> dict[str, Any]:
-    """Read a JSON file with a checksum. Raises DataError where it is damaged or has none, after copying it."""
-    try:
-        return without_checksum(path.read_bytes(), needed=True)
-    except ValueError as error:
-        raise damaged_error(path, error) from error
-
-
-def with_checksum(value: Mapping[str, Any]) -> dict[str, Any]:
-    """Return `value` as JSON values with a `checksum` of it. Raises UsageError where it already has one."""
-    if CHECKSUM in value:
-        raise UsageError(f"the field name {CHECKSUM!r} is reserved: rename the field")
-    plain = json.loads(json.dumps(value))
-    return {**plain, CHECKSUM: digest_of(plain)}
-
-
-def without_checksum(text: bytes, *, needed: bool = False) -> dict[str, Any]:
-    """Parse JSON and remove its checksum. Raises ValueError where it does not match, or, if `needed`, where it is missing."""
-    value = json.loads(text)
-    if not isinstance(value, dict):
-        raise ValueError("it is not a JSON object")
-    fields = cast("dict[str, Any]", value)
-    checksum = fields.pop(CHECKSUM, None)
-    if checksum != digest_of(fields) and (needed or checksum is not None):
-        raise ValueError("its checksum does not match" if checksum is not None else "it has no checksum")
-    return fields
-
-
-def damaged_error(path: Path, error: Exception, *, line: int | None = None) -> DataError:
-    """Copy a damaged file of a run (NAME.damaged), and return the error to raise."""
-    copies = path.parent.glob(f"{path.name}*.damaged")
-    saved = next((copy for copy in copies if copy.read_bytes() == path.read_bytes()), None)
-    if saved is None:
-        saved = free_name(path)
-        shutil.copy2(path, saved)
-    where = f"{path}, line {line}," if line is not None else str(path)
-    return DataError(f"{where} is damaged ({error}): restore the file, or choose a new folder. A copy of it is {saved.name}")
-
-
-def write_digests(folder: Path, names: Iterable[str]) -> None:
-    """Write digests.json with the digests of these files of the folder."""
-    write_json(folder / DIGESTS, with_checksum({name: file_digest(folder / name) for name in names}))
-
-
-def changed_files(folder: Path) -> list[str]:
-    """List the files, including digests.json, that do not match the folder's digests.json; empty where there is none."""
-    try:
-        digests = without_checksum((folder / DIGESTS).read_bytes(), needed=True)
-    except FileNotFoundError:
-        return []
-    except (OSError, ValueError):
-        return [DIGESTS]
-    return [name for name, digest in digests.items() if file_digest(folder / name) != digest]
-
-
-def file_digest(path: Path) -> str:
-    """Compute the SHA-256 of a file, in hex; empty where it cannot be read."""
-    try:
-        with path.open("rb") as file:
-            return hashlib.file_digest(file, "sha256").hexdigest()
-    except OSError:
-        return ""
-
-
-def remove_whole(folder: Path) -> None:
-    """Remove a folder that others read: it is whole or absent under its name, wherever this process is killed.
-
-    Of a killed process it leaves `.NAME` beside it.
-    """
-    beside = folder.with_name(f".{folder.name}")
-    shutil.rmtree(beside, ignore_errors=True)
-    folder.replace(beside)
-    shutil.rmtree(beside)
-
-
-def write_json(path: Path, value: Mapping[str, Any]) -> None:
-    """Write a JSON file atomically and durably."""
-    temporary = path.with_name(f".{path.name}.new")
-    with _disk_full_names(path), open_file(temporary, "w") as file:
-        file.write(json.dumps(value, indent=2, ensure_ascii=False) + "\n")
-        file.flush()
-        os.fsync(file.fileno())
-    temporary.replace(path)
-    sync_folder(path.parent)
-
-
-@contextmanager
-def _disk_full_names(path: Path) -> Generator[None]:
-    """Turn a disk-full OSError into a DiskFullError that names `path`."""
-    try:
-        yield
-    except OSError as error:
-        if error.errno not in FULL_DISK:
-            raise
-        raise DiskFullError.of(str(path), error.strerror) from error
-
-
-def sync_file(path: Path) -> None:
-    """Flush a file's content to disk."""
-    with path.open("rb") as file:
-        os.fsync(file.fileno())
-
-
-def sync_folder(folder: Path) -> None:
-    """Flush a folder's entries to disk."""
-    descriptor = os.open(folder, os.O_RDONLY | os.O_DIRECTORY)
-    try:
-        os.fsync(descriptor)
-    finally:
-        os.close(descriptor)

@@ -7,7 +7,8 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, Final, Literal
 
-from agl_otel.algorithms.run_folder import BEST, DIGESTS, RUN, read_run
+from agl_otel.algorithms.checked_files import DIGESTS
+from agl_otel.algorithms.run_folder import BEST, RUN, read_run
 from agl_otel.algorithms.validation import best_of, validations
 from agl_otel.algorithms.verl.checkpoints import STEP
 from agl_otel.errors import UsageError

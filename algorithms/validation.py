@@ -11,7 +11,7 @@ from dataclasses import asdict, dataclass
 from pathlib import Path
 from typing import Any, Final
 
-from agl_otel.algorithms.run_folder import read_checked, with_checksum, write_json
+from agl_otel.algorithms.checked_files import read_checked, with_checksum, write_json
 from agl_otel.types.scores import Score
 
 VALIDATION: Final = "validation.json"

@@ -18,8 +18,9 @@ from typing import Any, Final
 
 from agl_otel.adapters.gates import LEAST_TASKS
 from agl_otel.adapters.traffic import EXAMPLE
+from agl_otel.algorithms.checked_files import digest_of
 from agl_otel.algorithms.hub import download_note
-from agl_otel.algorithms.run_folder import RUN, Sources, check_run, digest_of
+from agl_otel.algorithms.run_folder import RUN, Sources, check_run
 from agl_otel.errors import AglError, SettingsError
 from agl_otel.jobs import custom as own
 from agl_otel.jobs.improve_options import NO_IMPROVE, SEARCHES, problems_of

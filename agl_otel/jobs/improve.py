@@ -32,8 +32,9 @@ import numpy as np
 from agl_otel.adapters.cycles import CANARY_STEP, IMPROVE, WAITS
 from agl_otel.adapters.gates import LEAST_RATED, REFUSALS, Rated, Rules
 from agl_otel.adapters.offpolicy import Estimate
+from agl_otel.algorithms.checked_files import digest_of
 from agl_otel.algorithms.offline import Offline
-from agl_otel.algorithms.run_folder import Fingerprint, RunFolder, digest_of, lock_run, run_id_of
+from agl_otel.algorithms.run_folder import Fingerprint, RunFolder, lock_run, run_id_of
 from agl_otel.errors import AgentError, AglError, ConflictError, DataError, ModelServerError, SettingsError, TrainingError
 from agl_otel.jobs.improve_canary import CanarySteps, judged_step, seen_step
 from agl_otel.jobs.improve_cycle import CycleFolder, figures_of, step_figures

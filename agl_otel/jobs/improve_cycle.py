@@ -13,7 +13,8 @@ from __future__ import annotations
 from pathlib import Path
 from typing import Any, Final
 
-from agl_otel.algorithms.run_folder import digest_of, file_digest, model_fingerprint, read_checked, with_checksum, write_json
+from agl_otel.algorithms.checked_files import digest_of, file_digest, read_checked, with_checksum, write_json
+from agl_otel.algorithms.model_files import model_fingerprint
 from agl_otel.errors import DataError
 
 PROMPTS: Final = "prompts.json"

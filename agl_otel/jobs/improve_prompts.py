@@ -9,9 +9,9 @@ from pathlib import Path
 from typing import Any, ClassVar
 
 from agl_otel.adapters.traffic import is_validated_on, task_of
+from agl_otel.algorithms.checked_files import file_digest, read_checked, with_checksum, write_json
 from agl_otel.algorithms.prompts import PromptSearch
 from agl_otel.algorithms.prompts.candidates import prompts_in
-from agl_otel.algorithms.run_folder import file_digest, read_checked, with_checksum, write_json
 from agl_otel.errors import AglError, DataError, ModelServerError
 from agl_otel.jobs.improve import Improvement
 from agl_otel.jobs.improve_cycle import PROMPTS, CycleFolder

@@ -13,7 +13,7 @@ from typing import Any, ClassVar, Final
 
 from agl_otel.adapters.gates import Rules
 from agl_otel.algorithms.model_export import export_model
-from agl_otel.algorithms.run_folder import model_fingerprint
+from agl_otel.algorithms.model_files import model_fingerprint
 from agl_otel.jobs.grpo import GRPORun
 from agl_otel.jobs.improve import Improvement
 from agl_otel.jobs.improve_cycle import CycleFolder

@@ -12,9 +12,9 @@ from typing import Final
 
 import aiohttp
 
+from agl_otel.algorithms.checked_files import read_checked, with_checksum, write_json
 from agl_otel.algorithms.grpo.model_port import ANSWERING
 from agl_otel.algorithms.grpo.vllm import LORA_RANKS, START_SECONDS, STOP_SECONDS, vllm_command
-from agl_otel.algorithms.run_folder import read_checked, with_checksum, write_json
 from agl_otel.errors import InUseError
 from agl_otel.jobs.job import Job
 from agl_otel.net.http_server import PROBE_SECONDS, is_healthy

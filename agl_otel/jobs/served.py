@@ -10,6 +10,7 @@ from typing import TYPE_CHECKING, Any, ClassVar, Final, get_args
 
 import aiohttp
 
+from agl_otel.algorithms.checked_files import digest_of
 from agl_otel.algorithms.grpo.groups import cancel_all
 from agl_otel.algorithms.grpo.options import ALL_LINEAR, Sampling
 from agl_otel.algorithms.grpo.serving import MODEL_NAME, RESOURCE_NAME, check_context
@@ -18,7 +19,7 @@ from agl_otel.algorithms.grpo.vllm_options import max_model_len
 from agl_otel.algorithms.hub import HubModel, find_model, is_hub_id, model_folder, origin_of
 from agl_otel.algorithms.model_files import CONFIG_FILE, POLICY, WEIGHTS_FILE
 from agl_otel.algorithms.options import has_torch
-from agl_otel.algorithms.run_folder import Fingerprint, RunFolder, digest_of, lock_run
+from agl_otel.algorithms.run_folder import Fingerprint, RunFolder, lock_run
 from agl_otel.algorithms.validation import Validation, best_of, note_validation, validations
 from agl_otel.errors import AglError, ModelServerError, SettingsError
 from agl_otel.jobs.algorithm_table import Need, of_table

@@ -15,7 +15,7 @@ from importlib.machinery import ModuleSpec, PathFinder
 from modulefinder import ModuleFinder
 from pathlib import Path
 
-from agl_otel.algorithms.run_folder import digest_of, file_digest
+from agl_otel.algorithms.checked_files import digest_of, file_digest
 from agl_otel.jobs.job import Job
 
 _log = logging.getLogger(__name__)

@@ -16,7 +16,8 @@ from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any, Final
 
-from agl_otel.algorithms.run_folder import BEST, RunFolder, digest_of, new_run_id, new_seed, write_json
+from agl_otel.algorithms.checked_files import digest_of, write_json
+from agl_otel.algorithms.run_folder import BEST, RunFolder, new_run_id, new_seed
 from agl_otel.errors import SettingsError
 from agl_otel.service.framed import Frame, FramedFile
 

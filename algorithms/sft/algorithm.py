@@ -32,6 +32,7 @@ from agl_otel.adapters.selection import left_out, task_key
 from agl_otel.adapters.token_columns import spread
 from agl_otel.adapters.trajectories import TrajectoryBatch, to_trajectories
 from agl_otel.algorithms.base import Algorithm
+from agl_otel.algorithms.checked_files import changed_files, remove_whole
 from agl_otel.algorithms.grpo.groups import REWARD_SECONDS, RewardWait, TaskOrder, cancel_all, requeue_failed
 from agl_otel.algorithms.grpo.learner import Learner
 from agl_otel.algorithms.grpo.policy import WEIGHTS_FILE, load_policy, load_weights, save_weights
@@ -40,16 +41,7 @@ from agl_otel.algorithms.hub import model_folder, origin_of
 from agl_otel.algorithms.model_files import keep_small_files
 from agl_otel.algorithms.offline import Offline
 from agl_otel.algorithms.report import Clock, mean_reward, without_samples
-from agl_otel.algorithms.run_folder import (
-    WEIGHTS,
-    RunFolder,
-    changed_files,
-    folder_of,
-    only_writer,
-    open_run,
-    remove_whole,
-    run_fingerprint,
-)
+from agl_otel.algorithms.run_folder import WEIGHTS, RunFolder, folder_of, only_writer, open_run, run_fingerprint
 from agl_otel.algorithms.run_log import open_log, training_step
 from agl_otel.algorithms.sft import train
 from agl_otel.algorithms.sft.corrections import corrected_rows

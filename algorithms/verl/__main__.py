@@ -11,7 +11,7 @@ import sys
 from pathlib import Path
 from typing import Any, Final
 
-from agl_otel.algorithms.run_folder import write_json
+from agl_otel.algorithms.checked_files import write_json
 from agl_otel.algorithms.verl.compose import compose_config
 from agl_otel.algorithms.verl.defaults import CARRIED, OF_A_NEW_CLUSTER, REQUIRED
 from agl_otel.algorithms.verl.keys import Tree, get

@@ -24,8 +24,10 @@ from pydantic import Field
 from agl_otel import errors
 from agl_otel.adapters.credit import group_advantages
 from agl_otel.algorithms.base import Algorithm
+from agl_otel.algorithms.checked_files import digest_of, write_json
 from agl_otel.algorithms.grpo.options import Advantages
 from agl_otel.algorithms.metric_sinks import check_metrics, sinks_of
+from agl_otel.algorithms.model_files import model_fingerprint
 from agl_otel.algorithms.options import (
     AgentMatch,
     Credit,
@@ -40,7 +42,7 @@ from agl_otel.algorithms.options import (
     checked,
 )
 from agl_otel.algorithms.outcome import OutcomeStore
-from agl_otel.algorithms.run_folder import RunFolder, digest_of, forced_in, model_fingerprint, write_json
+from agl_otel.algorithms.run_folder import RunFolder, forced_in
 from agl_otel.algorithms.run_log import RunLog
 from agl_otel.algorithms.utils import agent_match_of, items, retry_lost_runner
 from agl_otel.algorithms.verl.bounds import check_values

@@ -6,7 +6,7 @@ import logging
 from pathlib import Path
 from typing import Final
 
-from agl_otel.algorithms.run_folder import DIGESTS, changed_files, damaged_error, write_digests
+from agl_otel.algorithms.checked_files import DIGESTS, changed_files, damaged_error, write_digests
 from agl_otel.errors import AglError, DataError
 
 _logger = logging.getLogger(__name__)

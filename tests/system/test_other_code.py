@@ -12,7 +12,8 @@ from typing import Any
 
 import pytest
 
-from agl_otel.algorithms.run_folder import RUN, file_digest
+from agl_otel.algorithms.checked_files import file_digest
+from agl_otel.algorithms.run_folder import RUN
 from agl_otel.store.embedded import EmbeddedStack
 from tests.system.stack_process import ENVIRONMENT
 

@@ -20,6 +20,7 @@ import torch
 from safetensors.torch import load_file
 
 from agl_otel.adapters.losses import recorded_losses
+from agl_otel.algorithms.checked_files import CHECKSUM, with_checksum
 from agl_otel.algorithms.grpo import tiny
 from agl_otel.algorithms.grpo.algorithm import GRPO
 from agl_otel.algorithms.grpo.learner import SampledOtherwiseError
@@ -27,7 +28,7 @@ from agl_otel.algorithms.grpo.policy import load_policy, save_weights
 from agl_otel.algorithms.grpo.progress import TAKEN
 from agl_otel.algorithms.grpo.sampler import Engine
 from agl_otel.algorithms.grpo.server import make_app
-from agl_otel.algorithms.run_folder import CHECKSUM, RunFolder, with_checksum
+from agl_otel.algorithms.run_folder import RunFolder
 from agl_otel.algorithms.sft.algorithm import SFT
 from agl_otel.errors import DataError, DiskFullError, ModelServerError, UsageError
 from agl_otel.jobs.run import unless_failed

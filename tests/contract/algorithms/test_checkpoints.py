@@ -22,8 +22,8 @@ from agl_otel.algorithms.grpo.push import Pushes
 from agl_otel.algorithms.grpo.report import StepReport
 from agl_otel.algorithms.grpo.sampler import Engine
 from agl_otel.algorithms.grpo.serving import Serving
-from agl_otel.algorithms.model_files import ADAPTER, ADAPTER_CONFIG, ADAPTER_FILE
-from agl_otel.algorithms.run_folder import RunFolder, model_fingerprint
+from agl_otel.algorithms.model_files import ADAPTER, ADAPTER_CONFIG, ADAPTER_FILE, model_fingerprint
+from agl_otel.algorithms.run_folder import RunFolder
 from agl_otel.errors import InUseError, UsageError
 from agl_otel.queue.client import AttemptUpdate
 from agl_otel.store import LightningStore

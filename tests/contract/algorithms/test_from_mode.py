@@ -11,11 +11,11 @@ from typing import Any
 import pytest
 import torch
 
+from agl_otel.algorithms.checked_files import with_checksum
 from agl_otel.algorithms.grpo.algorithm import GRPO
 from agl_otel.algorithms.grpo.groups import group_rollouts
 from agl_otel.algorithms.grpo.objective import token_logprobs
 from agl_otel.algorithms.grpo.policy import load_policy, load_weights
-from agl_otel.algorithms.run_folder import with_checksum
 from agl_otel.algorithms.sft.algorithm import SFT
 from agl_otel.cli import main
 from agl_otel.errors import DataError, UsageError

@@ -15,6 +15,7 @@ from typing import Any, Final
 
 import pytest
 
+from agl_otel.algorithms.checked_files import file_digest
 from agl_otel.algorithms.grpo.checkpoint import Checkpoints, State
 from agl_otel.algorithms.grpo.lora import with_lora
 from agl_otel.algorithms.grpo.options import Updates
@@ -23,7 +24,7 @@ from agl_otel.algorithms.grpo.progress import TAKEN
 from agl_otel.algorithms.grpo.push import Pushes
 from agl_otel.algorithms.model_export import export_model
 from agl_otel.algorithms.model_files import keep_small_files
-from agl_otel.algorithms.run_folder import RunFolder, file_digest
+from agl_otel.algorithms.run_folder import RunFolder
 from agl_otel.algorithms.sft.algorithm import write_round
 from agl_otel.algorithms.sft.train import Row, Spec
 from agl_otel.algorithms.sft.train import train as train_round

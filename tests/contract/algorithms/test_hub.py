@@ -13,7 +13,8 @@ from pathlib import Path
 import pytest
 
 from agl_otel.algorithms.hub import is_hub_id, model_folder, origin_of
-from agl_otel.algorithms.run_folder import RunFolder, model_fingerprint
+from agl_otel.algorithms.model_files import model_fingerprint
+from agl_otel.algorithms.run_folder import RunFolder
 from tests.hub_server import Hub, serving
 
 MODEL = "tiny/policy"

@@ -20,13 +20,13 @@ import torch
 from safetensors.torch import load_file
 from transformers import AutoModelForCausalLM, AutoTokenizer, GenerationConfig
 
+from agl_otel.algorithms.checked_files import digest_of
 from agl_otel.algorithms.grpo import tiny
 from agl_otel.algorithms.grpo.checkpoint import Checkpoints, State
 from agl_otel.algorithms.grpo.lora import load_adapter, with_lora
 from agl_otel.algorithms.grpo.policy import WEIGHTS_FILE, load_policy, load_weights, save_weights
 from agl_otel.algorithms.model_export import export_model
 from agl_otel.algorithms.model_files import keep_small_files
-from agl_otel.algorithms.run_folder import digest_of
 from agl_otel.algorithms.run_result import result_of
 from agl_otel.algorithms.validation import Validation, note_validation
 from agl_otel.algorithms.verl.checkpoints import note_checkpoint

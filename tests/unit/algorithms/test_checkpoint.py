@@ -20,6 +20,7 @@ from safetensors.torch import load_file
 from torch.utils._python_dispatch import TorchDispatchMode
 
 from agl_otel.algorithms.base_model import find_base, name_of_base
+from agl_otel.algorithms.checked_files import with_checksum
 from agl_otel.algorithms.grpo import tiny
 from agl_otel.algorithms.grpo.checkpoint import Checkpoints, State
 from agl_otel.algorithms.grpo.groups import TaskOrder
@@ -27,7 +28,8 @@ from agl_otel.algorithms.grpo.learner import Learner
 from agl_otel.algorithms.grpo.lora import with_lora
 from agl_otel.algorithms.grpo.options import Objective
 from agl_otel.algorithms.grpo.policy import WEIGHTS_FILE, Policy, save_weights
-from agl_otel.algorithms.run_folder import METRICS, RUN, RunFolder, model_fingerprint, with_checksum
+from agl_otel.algorithms.model_files import model_fingerprint
+from agl_otel.algorithms.run_folder import METRICS, RUN, RunFolder
 from agl_otel.algorithms.run_result import kept_weights
 from agl_otel.errors import DataError, SettingsError, UsageError
 from tests.unit.algorithms.test_learner import ROWS, make_batch

@@ -18,9 +18,10 @@ from typing import Any, cast
 
 import pytest
 
+from agl_otel.algorithms.checked_files import with_checksum, write_json
 from agl_otel.algorithms.metric_sinks import PICTURE, Plots, TensorBoard, check_metrics, sinks_of
 from agl_otel.algorithms.plots import curves
-from agl_otel.algorithms.run_folder import RUN, with_checksum, write_json
+from agl_otel.algorithms.run_folder import RUN
 from agl_otel.algorithms.run_log import RunLog, flat
 from agl_otel.algorithms.validation import Validation, note_validation
 from agl_otel.errors import SettingsError, UnavailableError, UsageError

@@ -8,7 +8,8 @@ from pathlib import Path
 
 import pytest
 
-from agl_otel.algorithms.run_folder import DIGESTS, METRICS, RUN, RunFolder, changed_files, write_digests
+from agl_otel.algorithms.checked_files import DIGESTS, changed_files, write_digests
+from agl_otel.algorithms.run_folder import METRICS, RUN, RunFolder
 from agl_otel.algorithms.verl.checkpoints import CHECKPOINT, last_step, note_checkpoint
 from agl_otel.errors import DataError, UsageError
 

@@ -10,8 +10,9 @@ import pytest
 from safetensors import SafetensorError
 from safetensors.numpy import save_file
 
+from agl_otel.algorithms.checked_files import write_json
 from agl_otel.algorithms.model_files import as_os_errors
-from agl_otel.algorithms.run_folder import METRICS, RunFolder, write_json
+from agl_otel.algorithms.run_folder import METRICS, RunFolder
 from agl_otel.errors import DiskFullError
 from tests.small_disk import no_file_over
 

@@ -14,7 +14,8 @@ import pytest
 
 pytest.importorskip("torch", reason="needs the [train] extra")
 
-from agl_otel.algorithms.run_folder import file_digest, model_fingerprint, with_checksum
+from agl_otel.algorithms.checked_files import file_digest, with_checksum
+from agl_otel.algorithms.model_files import model_fingerprint
 from agl_otel.errors import DataError
 from agl_otel.jobs.improve_cycle import CycleFolder
 from agl_otel.jobs.improve_evidence import Arms

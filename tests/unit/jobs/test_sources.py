@@ -10,7 +10,8 @@ from typing import Any
 
 import pytest
 
-from agl_otel.algorithms.run_folder import RUN, SOURCES, RunFolder, Sources, digest_of, file_digest, other_code, with_checksum
+from agl_otel.algorithms.checked_files import digest_of, file_digest, with_checksum
+from agl_otel.algorithms.run_folder import RUN, SOURCES, RunFolder, Sources, other_code
 from agl_otel.errors import UsageError
 from agl_otel.jobs.job import AgentSpec, DataSpec, Job
 from agl_otel.jobs.sources import sources_of
