@@ -29,7 +29,7 @@ from agl_otel.web.views import SERVED, VIEWS
 from tests.local_queue import LocalQueue
 
 TOKEN = "s3cret"
-LATER = time.time() + 3600
+LATER = time.time() + 7 * 86_400  # also where the whole run takes hours
 RESOURCES = [
     PREFIX + route.path
     for route in (*VIEWS, *ROUTES)
