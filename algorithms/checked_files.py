@@ -15,7 +15,7 @@ from pathlib import Path
 from typing import Any, Final, cast
 
 from agl_otel.errors import FULL_DISK, DataError, DiskFullError, UsageError
-from agl_otel.service.framed import free_name
+from agl_otel.service.framed import free_name, sync_folder
 from agl_otel.service.private import open_file
 
 DIGESTS: Final = "digests.json"
@@ -123,18 +123,3 @@ def disk_full_names(path: Path) -> Generator[None]:
         if error.errno not in FULL_DISK:
             raise
         raise DiskFullError.of(str(path), error.strerror) from error
-
-
-def sync_file(path: Path) -> None:
-    """Flush a file's content to disk."""
-    with path.open("rb") as file:
-        os.fsync(file.fileno())
-
-
-def sync_folder(folder: Path) -> None:
-    """Flush a folder's entries to disk."""
-    descriptor = os.open(folder, os.O_RDONLY | os.O_DIRECTORY)
-    try:
-        os.fsync(descriptor)
-    finally:
-        os.close(descriptor)

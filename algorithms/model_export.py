@@ -23,7 +23,7 @@ from pathlib import Path
 from typing import Any, Final
 
 from agl_otel.algorithms.base_model import find_base
-from agl_otel.algorithms.checked_files import DIGESTS, changed_files, sync_file, sync_folder, without_checksum
+from agl_otel.algorithms.checked_files import DIGESTS, changed_files, without_checksum
 from agl_otel.algorithms.model_files import (
     ADAPTER,
     ADAPTER_CONFIG,
@@ -41,6 +41,7 @@ from agl_otel.algorithms.model_files import (
 from agl_otel.algorithms.run_folder import RUN, read_run
 from agl_otel.algorithms.run_result import RunResult, kept_weights, result_of
 from agl_otel.errors import DataError, SettingsError, UsageError, unwritable
+from agl_otel.service.framed import sync_file, sync_folder
 from agl_otel.service.lock import folder_beside
 
 TRIES: Final = 5  # checkpoints that a running run may remove while they are read

@@ -27,13 +27,14 @@ import torch
 from safetensors import SafetensorError
 from safetensors.torch import load_file
 
-from agl_otel.algorithms.checked_files import file_digest, remove_whole, sync_file, sync_folder, with_checksum, without_checksum, write_json
+from agl_otel.algorithms.checked_files import file_digest, remove_whole, with_checksum, without_checksum, write_json
 from agl_otel.algorithms.grpo.lora import adapter, adapter_config, has_lora, load_adapter, write_adapter
 from agl_otel.algorithms.grpo.policy import load_weights, weights_of, write_weights
 from agl_otel.algorithms.model_files import ADAPTER, ADAPTER_CONFIG, ADAPTER_FILE, WEIGHTS_FILE
 from agl_otel.algorithms.run_folder import RunFolder
 from agl_otel.algorithms.validation import best_weights
 from agl_otel.errors import FULL_DISK, DataError, DiskFullError, SettingsError, UsageError
+from agl_otel.service.framed import sync_file, sync_folder
 from agl_otel.service.private import open_file
 from agl_otel.text import error_text
 

@@ -19,13 +19,14 @@ from torch import Tensor
 from transformers.utils.logging import disable_progress_bar
 
 from agl_otel.adapters.records import IGNORED
-from agl_otel.algorithms.checked_files import sync_file, write_digests, write_json
+from agl_otel.algorithms.checked_files import write_digests, write_json
 from agl_otel.algorithms.grpo.logprobs import Scorer
 from agl_otel.algorithms.grpo.objective import max_ratio_error
 from agl_otel.algorithms.grpo.optimizers import OptimizerName, make_optimizer
 from agl_otel.algorithms.grpo.policy import WEIGHTS_FILE, check_finite, load_policy, load_weights, save_weights
 from agl_otel.algorithms.report import not_finite
 from agl_otel.errors import AglError, DataError
+from agl_otel.service.framed import sync_file
 
 SPEC: Final = "spec.json"
 ROWS: Final = "rows.jsonl"

@@ -3,7 +3,8 @@
 from __future__ import annotations
 
 import asyncio
-from collections.abc import AsyncIterator
+import contextlib
+from collections.abc import AsyncGenerator, AsyncIterator
 from typing import Any
 
 import grpc
@@ -158,6 +159,19 @@ async def test_a_queue_that_stays_away_is_reported_with_its_address() -> None:
             await client.describe()
 
 
+@contextlib.asynccontextmanager
+async def answering(method: str, handler: Any) -> AsyncGenerator[str]:
+    """Run a queue that has this method alone, and yield its address."""
+    server = grpc.aio.server()
+    server.add_generic_rpc_handlers([grpc.method_handlers_generic_handler("agl.queue.v1.Queue", {method: handler})])
+    address = f"127.0.0.1:{server.add_insecure_port('127.0.0.1:0')}"
+    await server.start()
+    try:
+        yield address
+    finally:
+        await server.stop(None)
+
+
 async def test_a_queue_that_breaks_calls_off_as_it_ends_is_away() -> None:
     calls = 0
 
@@ -166,15 +180,10 @@ async def test_a_queue_that_breaks_calls_off_as_it_ends_is_away() -> None:
         calls += 1
         await context.abort(grpc.StatusCode.CANCELLED, "CANCELLED")  # as a client sees a service that is killed before it answers
 
-    server = grpc.aio.server()
-    describe: Any = grpc.unary_unary_rpc_method_handler(ended)
-    server.add_generic_rpc_handlers([grpc.method_handlers_generic_handler("agl.queue.v1.Queue", {"Describe": describe})])
-    address = f"127.0.0.1:{server.add_insecure_port('127.0.0.1:0')}"
-    await server.start()
-    async with QueueClient(address, retry_seconds=0.5) as client:
+    handler = grpc.unary_unary_rpc_method_handler(ended)
+    async with answering("Describe", handler) as address, QueueClient(address, retry_seconds=0.5) as client:
         with pytest.raises(UnavailableError, match=rf"queue at {address} does not answer \(CANCELLED\)"):
             await client.describe()
-    await server.stop(None)
     assert calls > 1, "a call that was broken off is made again"
 
 
@@ -197,14 +206,9 @@ async def test_a_wait_outlives_queues_that_end_long_after_it_began() -> None:
             await context.abort(grpc.StatusCode.UNAVAILABLE, "stopping")
         yield pb.Rollouts(rollouts=[pb.Rollout(rollout_id="mine", input_json="1", status="succeeded")]).SerializeToString()
 
-    server = grpc.aio.server()
-    handler: Any = grpc.unary_stream_rpc_method_handler(wait)
-    server.add_generic_rpc_handlers([grpc.method_handlers_generic_handler("agl.queue.v1.Queue", {"Wait": handler})])
-    address = f"127.0.0.1:{server.add_insecure_port('127.0.0.1:0')}"
-    await server.start()
-    async with QueueClient(address, retry_seconds=0.1) as client:
+    handler = grpc.unary_stream_rpc_method_handler(wait)
+    async with answering("Wait", handler) as address, QueueClient(address, retry_seconds=0.1) as client:
         found = [[rollout.rollout_id for rollout in finished] async for finished in client.wait(["mine"])]
-    await server.stop(None)
     assert (found, ended) == ([["mine"]], 3)
 
 
